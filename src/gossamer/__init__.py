@@ -1,0 +1,56 @@
+"""Sparse, communication-efficient federated learning on PyTorch, with every bit counted."""
+
+__version__ = "0.1.0"
+
+from gossamer.core import (
+    Batch,
+    Client,
+    Ctx,
+    Data,
+    Ensemble,
+    Examples,
+    Exchange,
+    Job,
+    Key,
+    Masks,
+    Method,
+    Params,
+    Result,
+    sample,
+)
+from gossamer.engine import Options, Summary, run
+from gossamer.fields import option
+from gossamer.layout import Layout
+from gossamer.methods import METHODS, FedAvg, FedAvgM, FedOpt, FedProx
+from gossamer.optim import Training
+from gossamer.task import Gradients, Task
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Client",
+    "Ctx",
+    "Data",
+    "Ensemble",
+    "Examples",
+    "Exchange",
+    "FedAvg",
+    "FedAvgM",
+    "FedOpt",
+    "FedProx",
+    "Gradients",
+    "Job",
+    "Key",
+    "Layout",
+    "Masks",
+    "Method",
+    "Options",
+    "Params",
+    "Result",
+    "Summary",
+    "Task",
+    "Training",
+    "option",
+    "run",
+    "sample",
+]

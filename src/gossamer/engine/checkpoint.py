@@ -1,0 +1,139 @@
+"""Round directories that are whole or absent: a run continues from the newest whole one.
+
+`rounds/000012/` holds `server.bin` and, written last, `meta.json`. Everything is written under
+another name and renamed, so that a process killed at any instant leaves a run that can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gossamer.cost import Cost
+from gossamer.engine.store import round_folder, written_rounds
+from gossamer.wire import fingerprint
+
+VERSION = 1
+KEPT = 2
+"""Checkpoints kept: the newest, and one more in case it is damaged."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, besides the states of server and clients."""
+
+    round: int = 0
+    cost: Cost = Cost()
+    density: float = 1.0
+    accuracy: dict[str, float | None] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole round directory, read back."""
+
+    progress: Progress
+    server: bytes
+    events: int
+    """Bytes of the event log that belong to it."""
+
+
+def save(
+    rounds: Path, progress: Progress, server: bytes, events: int, also: Iterable[Path] = ()
+) -> None:
+    """Writes a checkpoint so that it either is there or is not; then drops the oldest."""
+    folder = round_folder(rounds, progress.round)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in also:
+        _flush(path)
+    write_atomically(folder / "server.bin", server)
+    meta = {
+        "version": VERSION,
+        "progress": asdict(progress),
+        "events": events,
+        "server": fingerprint(server),
+    }
+    write_atomically(folder / "meta.json", json.dumps(meta).encode())
+    whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / "meta.json").exists()]
+    for old in whole[:-KEPT]:
+        _drop(round_folder(rounds, old))
+
+
+def newest(rounds: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None if there is none."""
+    if not rounds.is_dir():
+        return None
+    for round in reversed(written_rounds(rounds)):
+        if (found := _read(round_folder(rounds, round))) is not None:
+            return found
+    return None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there with all of `data`, or as it was before."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    _flush(partial)
+    partial.replace(path)
+
+
+def ready(out: Path, need: int) -> None:
+    """Refuses a folder that cannot be written or a disk without room, before any work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".probe"
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+    except OSError as refusal:
+        raise OSError(
+            f"cannot write to {out} ({refusal.strerror or refusal}); "
+            "choose another folder with --out"
+        ) from refusal
+    free = shutil.disk_usage(out).free
+    if free < need:
+        raise OSError(
+            f"{out} has {free / 2**20:.0f} MiB free, but the run needs about "
+            f"{need / 2**20:.0f} MiB for its checkpoints; free some space or choose another folder with --out"
+        )
+
+
+def _read(folder: Path) -> Checkpoint | None:
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_bytes())
+        server = (folder / "server.bin").read_bytes()
+    except (OSError, ValueError):
+        return None
+    if meta.get("version") != VERSION:
+        raise ValueError(
+            f"{folder} was written by version {meta.get('version')} of the checkpoint format, "
+            f"this is version {VERSION}; resume it with the Gossamer that wrote it"
+        )
+    if meta["server"] != fingerprint(server):
+        return None
+    saved = meta["progress"]
+    progress = Progress(**{**saved, "cost": Cost(**saved["cost"])})
+    return Checkpoint(progress, server, meta["events"])
+
+
+def _drop(folder: Path) -> None:
+    """Removes a checkpoint but not the client states beside it, which may still be current."""
+    for name in ("meta.json", "server.bin"):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _flush(path: Path) -> None:
+    if not path.exists():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

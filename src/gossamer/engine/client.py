@@ -1,0 +1,116 @@
+"""One client's job: the batch loop that every method shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.core import Batch, Ctx, Examples, Job, Method, Result
+from gossamer.data.federation import Augment
+
+Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store"]
+AnyMethod = Method[Any, Any, Any, Any, Any]
+
+
+class Abandoned(Exception):
+    """The run was asked to stop at once; this client's work is dropped."""
+
+
+class ClientError(Exception):
+    """A client's training raised: where, when, whose, and how to see it again."""
+
+    def __init__(self, stage: Stage, round: int, client: int, cause: BaseException) -> None:
+        self.stage = stage
+        self.round = round
+        self.client = client
+        self.cause = cause
+        self.replay = ""
+        super().__init__(stage, round, client)
+
+    @property
+    def reason(self) -> str:
+        """The original error in one line."""
+        return f"{type(self.cause).__name__}: {self.cause}".splitlines()[0]
+
+    def __str__(self) -> str:
+        text = f"client {self.client} failed in {self.stage} of round {self.round}: {self.reason}"
+        return f"{text}; replay it with: {self.replay}" if self.replay else text
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a client's job."""
+
+    result: Result[Any, Any]
+    examples: int
+    steps: int
+
+
+def train(
+    method: AnyMethod,
+    ctx: Ctx,
+    down: Any,
+    local: Any,
+    *,
+    augment: Augment | None = None,
+    abandoned: Callable[[], bool] = lambda: False,
+    at: Callable[[Stage], None] = lambda stage: None,
+) -> Trained:
+    """Begin, step through the batches, finish; `at` is told which stage comes next."""
+    at("begin")
+    job = method.begin(ctx, down, local)
+    work = job.work
+    examples = steps = 0
+    at("step")
+    for batch in batches(ctx, job, augment):
+        if abandoned():
+            raise Abandoned
+        work = method.step(ctx, work, batch)
+        examples += len(batch.y)
+        steps += 1
+    at("finish")
+    return Trained(method.finish(ctx, work), examples, steps)
+
+
+def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator[Batch]:
+    """The client's mini-batches: a new order each epoch, the last batch of an epoch as it falls.
+
+    A last batch of one example joins the batch before it where batch statistics need two.
+    """
+    data = ctx.own.train
+    count = len(data)
+    cuts = list(range(0, count, job.batch))
+    if ctx.task.layout.batch_norm and len(cuts) > 1 and count - cuts[-1] == 1:
+        cuts.pop()
+    ends = [*cuts[1:], count]
+    steps = max(1, math.ceil(job.epochs * len(cuts) - 1e-9))
+    step = 0
+    for epoch in range(math.ceil(steps / len(cuts))):
+        shuffled = _shuffled(data, ctx.key.fold("epoch", epoch).numpy(), ctx.task.device)
+        for start, end in zip(cuts, ends, strict=True):
+            if step == steps:
+                return
+            key = ctx.key.fold("step", step)
+            x = shuffled.x[start:end]
+            if augment:
+                x = augment(x, key.fold("augment"))
+            yield Batch(x, shuffled.y[start:end], key, step, steps, epoch, job.epochs, len(cuts))
+            step += 1
+
+
+def _shuffled(data: Examples, draw: np.random.Generator, device: str) -> Examples:
+    order = torch.from_numpy(draw.permutation(len(data)))
+    return Examples(rows(data.x, order).to(device), data.y[order].to(device))
+
+
+def rows(x: Tensor, order: Tensor) -> Tensor:
+    """Chosen examples; images keep their channels innermost, where convolutions want them."""
+    if x.dim() != 4:
+        return x.index_select(0, order)
+    return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)

@@ -1,0 +1,173 @@
+"""What happens in a run, as frozen records: the event log is made of them, and reports of the log.
+
+A line of the log is one JSON object: `event` (its kind), the fields of the record, and `clock` (time
+of day and seconds spent). Without `clock`, equal runs have equal logs, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+SCHEMA = 1
+"""Version of the event log; readers accept this one and refuse newer ones."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When an event happened and how long what it tells of took."""
+
+    time: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins: what will be done, with what."""
+
+    schema: int
+    method: str
+    settings: Mapping[str, Any]
+    rounds: int
+    seed: int
+    pool: int
+    data: Mapping[str, Any]
+    parameters: int
+    prunable: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ClientFinished:
+    """One client's part in a round: how much it did, sent and received."""
+
+    round: int
+    client: int
+    examples: int
+    steps: int
+    density: float
+    up: int
+    down: int
+    paper_up: int
+    paper_down: int
+    flops: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ClientFailed:
+    """A client's training raised, and the round goes on without it."""
+
+    round: int
+    client: int
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundFinished:
+    """A round is merged; costs are those of the run so far."""
+
+    round: int
+    clients: Sequence[int]
+    failed: Sequence[int]
+    density: float
+    metrics: Mapping[str, float]
+    up: int
+    down: int
+    paper_up: int
+    paper_down: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Accuracy after a round.
+
+    `global_*`: the global model on the server's test set, every example counting the same.
+    `personal_*`: each client's model on the client's own test set, every client with test data
+    counting the same; `worst_decile` is the mean of the tenth of clients that fare worst.
+    """
+
+    round: int
+    global_accuracy: float | None
+    global_loss: float | None
+    personal_mean: float | None
+    personal_std: float | None
+    personal_worst_decile: float | None
+    clients: int
+    """Clients in the personal figures."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is over: last and best figures, and the hash of all final state."""
+
+    round: int
+    accuracy: Mapping[str, float | None]
+    density: float
+    state_hash: str
+
+
+Event: TypeAlias = Started | ClientFinished | ClientFailed | RoundFinished | Evaluated | Finished
+
+
+class Sink(Protocol):
+    """Somewhere events go."""
+
+    def emit(self, event: Event, clock: Clock) -> None: ...
+    def close(self) -> None: ...
+
+
+def kind(event: Event) -> str:
+    """The name of an event in the log: `ClientFinished` is `client-finished`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(event).__name__).lower()
+
+
+def line(event: Event, clock: Clock) -> str:
+    """An event as a line of the log."""
+    fields = {"event": kind(event), **asdict(event), "clock": asdict(clock)}
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+@dataclass
+class EventLog:
+    """The log on disk: always on, the only input of a report."""
+
+    path: Path
+    position: int = 0
+    """Where to go on writing; what lies behind it belongs to a round that never finished."""
+    _file: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._file = self.path.open("ab")
+        self._file.truncate(self.position)
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        data = line(event, clock).encode()
+        self._file.write(data)
+        self._file.flush()
+        self.position += len(data)
+
+    def sync(self) -> None:
+        """Everything so far is on disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events of a log; a last line that was cut short is left out."""
+    found = []
+    for text in path.read_bytes().splitlines():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return found

@@ -1,0 +1,105 @@
+"""Fields of a method that carry their help and their bounds: the command line reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> T:
+    """A dataclass field with a default, help, and bounds (inclusive and exclusive)."""
+    bounds = {"least": least, "most": most, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One scalar field of a settings record, however deeply it is nested."""
+
+    name: str
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    help: str
+    field: Field[Any]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a Literal, otherwise none."""
+        return tuple(map(str, get_args(self.type))) if _is_literal(self.type) else ()
+
+
+def _is_literal(hint: Any) -> bool:
+    return str(get_origin(hint)) == "typing.Literal"
+
+
+def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
+    """All scalar fields of a dataclass value; nested records are flattened into one list."""
+    hints = get_type_hints(type(record))
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        here = (*path, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from settings(value, here)
+        else:
+            text = str(field.metadata.get("help", ""))
+            yield Setting(field.name, here, hints[field.name], value, text, field)
+
+
+def replace(record: T, values: dict[str, Any]) -> T:
+    """The record with some of its (possibly nested) fields replaced, by their flat names."""
+    paths = {setting.name: setting.path for setting in settings(record)}
+    for name, value in values.items():
+        record = _replace_at(record, paths[name], value)
+    return record
+
+
+def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
+    head, *rest = path
+    inner = _replace_at(getattr(record, head), tuple(rest), value) if rest else value
+    return dataclasses.replace(record, **{head: inner})
+
+
+def check(record: Any) -> None:
+    """Refuses a value outside its field's bounds or choices, in one sentence."""
+    for setting in settings(record):
+        value = setting.default
+        if setting.choices and str(value) not in setting.choices:
+            raise ValueError(
+                f"--{flag(setting.name)} is one of {', '.join(setting.choices)}, not {value!r}"
+            )
+        bounds = setting.field.metadata.get("bounds", {})
+        if value is None or isinstance(value, str):
+            continue
+        for word, bound in bounds.items():
+            if bound is not None and not _COMPARE[word](value, bound):
+                raise ValueError(
+                    f"--{flag(setting.name)} must be {_WORDS[word]} {bound:g}, not {value:g}"
+                )
+
+
+_WORDS = {"least": "at least", "most": "at most", "above": "above", "below": "below"}
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "least": operator.ge,
+    "most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
+
+
+def flag(name: str) -> str:
+    """A field's name as it is written on the command line."""
+    return name.replace("_", "-")

@@ -1,0 +1,102 @@
+"""The client of every dense method: whole models down, SGD, whole models up.
+
+FedAvg and its relatives differ at the server or in one term of the gradient; what they have in
+common is here, as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import merge, optim
+from gossamer.core import Batch, Ctx, Exchange, Job, Params, Result
+from gossamer.optim import Training
+
+Buffers = Literal["average", "local"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Running statistics that a client keeps to itself."""
+
+    buffers: Params
+
+
+@dataclass(frozen=True)
+class Down:
+    params: Params
+
+
+@dataclass(frozen=True)
+class Up:
+    params: Params
+
+
+@dataclass
+class Work:
+    """A model in training; `step` updates it in place."""
+
+    params: Params
+    rate: float
+    anchor: Params = field(default_factory=dict)
+    velocity: optim.Velocity = field(default_factory=list)
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    examples: int = 0
+
+
+def shared(ctx: Ctx, params: Params, buffers: Buffers) -> Params:
+    """The tensors that travel: all of them, or all but the running statistics."""
+    if buffers == "average":
+        return params
+    return {name: params[name] for name in ctx.task.layout.parameters}
+
+
+def begin(
+    ctx: Ctx, training: Training, params: Params, local: Local | None, anchored: bool = False
+) -> Job[Work]:
+    """Starts from what came down, completed by the client's own running statistics."""
+    missing = {name for name in ctx.task.layout.leaves if name not in params}
+    if missing:
+        buffers = local.buffers if local else ctx.task.buffers()
+        params = {**params, **{name: buffers[name] for name in missing}}
+    own = ctx.task.own(params)
+    work = Work(own, training.rate(ctx), ctx.task.own(params) if anchored else {})
+    return Job(work, training.epochs, training.batch)
+
+
+def step(ctx: Ctx, training: Training, work: Work, batch: Batch, prox: float = 0.0) -> Work:
+    """One step of SGD, pulled towards the anchor with strength `prox`."""
+    loss, grads = ctx.task.gradients(work.params, batch)
+    if prox:
+        optim.pull(grads, work.params, work.anchor, prox)
+    training.update(work.params, grads, work.velocity, work.rate)
+    work.loss = work.loss + loss * len(batch.y)
+    work.examples += len(batch.y)
+    return work
+
+
+def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
+    """Sends the model, and keeps the running statistics if they are the client's own."""
+    own = {name: work.params[name] for name in ctx.task.layout.buffers}
+    return Result(
+        up=Up(shared(ctx, work.params, buffers)),
+        local=Local(own) if buffers == "local" and own else None,
+        metrics={"loss": work.loss.item() / max(work.examples, 1)},
+    )
+
+
+def average(exchanges: Iterable[Exchange[Down, Up]], weighting: merge.Weighting) -> Params:
+    """The mean of what clients sent; empty when nobody did."""
+    return merge.mean(
+        (exchange.up.params, merge.weight(exchange.client, weighting)) for exchange in exchanges
+    )
+
+
+def model(params: Params, local: Local | None) -> Params:
+    """The global model, with the client's own running statistics where it has them."""
+    return {**params, **local.buffers} if local else params

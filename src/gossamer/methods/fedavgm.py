@@ -1,0 +1,73 @@
+"""FedAvgM: FedAvg with momentum at the server, which steadies training on skewed clients.
+
+Hsu, Qi, Brown: Measuring the effects of non-identical data distribution for federated visual
+classification. 2019. https://arxiv.org/abs/1909.06335
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer import merge
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.fields import option
+from gossamer.methods import dense
+from gossamer.methods.dense import Buffers, Down, Local, Up, Work
+from gossamer.optim import Training
+
+
+@dataclass(frozen=True)
+class Server:
+    params: Params
+    velocity: Params
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    clients: int = option(10, "clients per round", least=1)
+    training: Training = Training()
+    server_momentum: float = option(0.9, "momentum of the server's update", least=0, below=1)
+    server_lr: float = option(1.0, "learning rate of the server", above=0)
+    nesterov: bool = option(False, "look ahead along the momentum")
+    weighting: merge.Weighting = option("samples", "what a client counts for in the mean")
+    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+
+    def init(self, ctx: Ctx) -> Server:
+        params = ctx.task.init(ctx.common.fold("init"))
+        return Server(params, {n: torch.zeros_like(params[n]) for n in ctx.task.layout.parameters})
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return sample(ctx.key, pool, self.clients)
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return Down(dense.shared(ctx, state.params, self.buffers))
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        mean = dense.average(exchanges, self.weighting)
+        if not mean:
+            return state
+        params = {**state.params, **mean}
+        velocity = {}
+        for name, old in state.velocity.items():
+            drift = state.params[name] - mean[name]
+            velocity[name] = self.server_momentum * old + drift
+            ahead = drift + self.server_momentum * velocity[name]
+            params[name] = state.params[name] - self.server_lr * (
+                ahead if self.nesterov else velocity[name]
+            )
+        return Server(params, velocity)
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        return dense.begin(ctx, self.training, down.params, local)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        return dense.step(ctx, self.training, work, batch)
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return dense.finish(ctx, work, self.buffers)
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return dense.model(state.params, local)

@@ -1,0 +1,129 @@
+"""FedOpt: the clients' mean change is a gradient, and the server takes a step of Adam along it.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization.
+ICLR 2021. https://arxiv.org/abs/2003.00295
+
+Two parameterisations of Adam are in use and must not be mixed. Reddi's own has no bias correction,
+an epsilon of 1e-3 and a second moment that starts at its square; Kingma's, which FedSparse uses,
+corrects the bias and has an epsilon of 1e-8. On coordinates that change little they differ hugely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import merge
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.fields import option
+from gossamer.methods import dense
+from gossamer.methods.dense import Buffers, Down, Local, Up, Work
+from gossamer.optim import Training
+
+Optimizer = Literal["sgd", "adam", "yogi", "adagrad"]
+
+
+@dataclass(frozen=True)
+class Server:
+    params: Params
+    first: Params
+    second: Params
+    steps: int
+
+
+@dataclass(frozen=True)
+class FedOpt:
+    clients: int = option(10, "clients per round", least=1)
+    training: Training = Training()
+    server: Optimizer = option("adam", "optimiser of the server")
+    server_lr: float = option(1e-3, "learning rate of the server", above=0)
+    beta1: float = option(0.9, "decay of the first moment (momentum, for sgd)", least=0, below=1)
+    beta2: float = option(0.999, "decay of the second moment", least=0, below=1)
+    eps: float = option(1e-8, "added to the root of the second moment", above=0)
+    bias_correction: bool = option(True, "divide Adam's moments by their missing mass, as Kingma")
+    second_start: float = option(0.0, "where the second moment starts; Reddi: eps squared", least=0)
+    weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
+    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+
+    def init(self, ctx: Ctx) -> Server:
+        params = ctx.task.init(ctx.common.fold("init"))
+        names = ctx.task.layout.parameters
+        first = {name: torch.zeros_like(params[name]) for name in names}
+        second = {name: torch.full_like(params[name], self.second_start) for name in names}
+        return Server(params, first, second if self.server != "sgd" else {}, 0)
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return sample(ctx.key, pool, self.clients)
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return Down(dense.shared(ctx, state.params, self.buffers))
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        mean = dense.average(exchanges, self.weighting)
+        if not mean:
+            return state
+        steps = state.steps + 1
+        params, first, second = {**state.params, **mean}, {}, {}
+        for name, old in state.params.items():
+            if name not in state.first:
+                continue
+            change = mean[name] - old
+            moment = self.beta1 * state.first[name] + self._share * change
+            first[name] = moment
+            if self.server == "sgd":
+                params[name] = old + self.server_lr * moment
+                continue
+            second[name] = self._second(state.second[name], change)
+            params[name] = old + self.server_lr * self._direction(moment, second[name], steps)
+        return Server(params, first, second, steps)
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        return dense.begin(ctx, self.training, down.params, local)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        return dense.step(ctx, self.training, work, batch)
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return dense.finish(ctx, work, self.buffers)
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return dense.model(state.params, local)
+
+    @property
+    def _share(self) -> float:
+        """What a change adds to the first moment: all of it in SGD's momentum."""
+        return 1.0 if self.server == "sgd" else 1 - self.beta1
+
+    def _second(self, old: Tensor, change: Tensor) -> Tensor:
+        square = change * change
+        match self.server:
+            case "adam":
+                return self.beta2 * old + (1 - self.beta2) * square
+            case "yogi":
+                return old - (1 - self.beta2) * square * torch.sign(old - square)
+            case _:
+                return old + square
+
+    def _direction(self, first: Tensor, second: Tensor, steps: int) -> Tensor:
+        if self.bias_correction and self.server == "adam":
+            first = first / (1 - self.beta1**steps)
+            second = second / (1 - self.beta2**steps)
+        return first / (second.sqrt() + self.eps)
+
+
+def reddi(server: Optimizer, server_lr: float = 0.01) -> FedOpt:
+    """The parameterisation of the paper that introduced it."""
+    return FedOpt(
+        server=server,
+        server_lr=server_lr,
+        beta1=0.0 if server == "adagrad" else 0.9,
+        beta2=0.99,
+        eps=1e-3,
+        bias_correction=False,
+        second_start=1e-6,
+        weighting="samples",
+    )

@@ -1,0 +1,54 @@
+"""FedProx: FedAvg whose clients are pulled back towards the server's model while they train.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks.
+MLSys 2020. https://arxiv.org/abs/1812.06127
+
+Differs from other authors' code: the term has a gradient. Two published implementations build it
+from detached tensors, which makes their FedProx a FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.fields import option
+from gossamer.merge import Weighting
+from gossamer.methods import dense
+from gossamer.methods.dense import Buffers, Down, Local, Up, Work
+from gossamer.methods.fedavg import Server
+from gossamer.optim import Training
+
+
+@dataclass(frozen=True)
+class FedProx:
+    clients: int = option(10, "clients per round", least=1)
+    training: Training = Training()
+    mu: float = option(0.01, "strength of the pull: mu / 2 times the squared distance", least=0)
+    weighting: Weighting = option("samples", "what a client counts for in the mean")
+    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+
+    def init(self, ctx: Ctx) -> Server:
+        return Server(ctx.task.init(ctx.common.fold("init")))
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return sample(ctx.key, pool, self.clients)
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return Down(dense.shared(ctx, state.params, self.buffers))
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        return Server({**state.params, **dense.average(exchanges, self.weighting)})
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        return dense.begin(ctx, self.training, down.params, local, anchored=True)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        return dense.step(ctx, self.training, work, batch, prox=self.mu)
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return dense.finish(ctx, work, self.buffers)
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return dense.model(state.params, local)

@@ -1,0 +1,109 @@
+"""Local training by SGD: its settings, its schedules, and one fused step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd as _torch_sgd
+
+from gossamer.core import Ctx, Params
+from gossamer.fields import option
+
+Schedule = Literal["constant", "exponential", "exponential-to", "cosine"]
+Velocity = list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: SGD with its schedule over the rounds."""
+
+    epochs: float = option(1.0, "local epochs; may be fractional", above=0)
+    batch: int = option(64, "examples in a local mini-batch", least=1)
+    lr: float = option(0.05, "local learning rate in the first round", above=0)
+    schedule: Schedule = option("constant", "how the learning rate changes from round to round")
+    decay: float = option(0.99, "factor per round of the exponential schedule", above=0, most=1)
+    lr_end: float = option(0.001, "last rate of exponential-to and cosine", least=0)
+    lr_least: float = option(0.0, "the rate never falls below this", least=0)
+    lr_horizon: int = option(0, "rounds the schedule spans; 0 means all of the run", least=0)
+    lr_lag: int = option(0, "rounds by which the schedule is late", least=0)
+    momentum: float = option(0.0, "momentum of local SGD, reset in each round", least=0, below=1)
+    weight_decay: float = option(0.0, "weight decay of local SGD", least=0)
+    clip: float = option(0.0, "largest norm of the gradient; 0 means no clipping", least=0)
+
+    def rate(self, ctx: Ctx) -> float:
+        """The learning rate of a round; the first round has `lr`."""
+        passed = max(ctx.round - 1 - self.lr_lag, 0)
+        share = passed / (self.lr_horizon or ctx.rounds)
+        match self.schedule:
+            case "constant":
+                rate = self.lr
+            case "exponential":
+                rate = self.lr * self.decay**passed
+            case "exponential-to":
+                rate = self.lr * (self.lr_end / self.lr) ** share
+            case "cosine":
+                half = (1 + math.cos(math.pi * min(share, 1))) / 2
+                rate = self.lr_end + (self.lr - self.lr_end) * half
+        return max(rate, self.lr_least)
+
+    def update(self, params: Params, grads: Params, velocity: Velocity, rate: float) -> None:
+        """One step in place on every tensor that has a gradient."""
+        values = list(grads.values())
+        if self.clip:
+            clip(values, self.clip)
+        sgd(
+            [params[name] for name in grads],
+            values,
+            velocity,
+            rate=rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+
+
+def sgd(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocity: Velocity,
+    *,
+    rate: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> None:
+    """One fused SGD step in place; an empty `velocity` is filled at the first step.
+
+    Elements are paired by address: params and grads must have equal strides, as those of
+    `Task.gradients` do.
+    """
+    if not velocity:
+        velocity.extend([None] * len(params))
+    _torch_sgd(
+        params,
+        grads,
+        velocity,
+        fused=True,
+        foreach=False,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+
+
+def clip(grads: list[Tensor], most: float) -> None:
+    """Scales all gradients together, in place, so that their joint norm is at most `most`."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    torch._foreach_mul_(grads, torch.clamp(most / (norm + 1e-6), max=1.0))
+
+
+def pull(grads: Params, params: Params, anchor: Params, strength: float) -> None:
+    """Adds the gradient of `strength / 2 * |params - anchor|^2`, in place."""
+    names = list(grads)
+    drift = torch._foreach_sub([params[name] for name in names], [anchor[name] for name in names])
+    torch._foreach_add_([grads[name] for name in names], drift, alpha=strength)

@@ -1,0 +1,246 @@
+"""The shape of a record: everything that both sides agree on, and that therefore never travels."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Leaf: TypeAlias = Tensor | int | float | bool | str
+Types: TypeAlias = Mapping[str, type]
+
+_SCALARS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+@dataclass(frozen=True)
+class TensorNode:
+    """A tensor of known dtype and shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ScalarNode:
+    """A Python number or text."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class NoneNode:
+    """Nothing, where something optional might be."""
+
+
+@dataclass(frozen=True)
+class DictNode:
+    """A dictionary from names to values, in a known order."""
+
+    keys: tuple[str | int, ...]
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class TupleNode:
+    """A tuple or list of known length."""
+
+    kind: type
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class RecordNode:
+    """A dataclass and its fields."""
+
+    type: type
+    names: tuple[str, ...]
+    children: tuple[Node, ...]
+
+
+Node: TypeAlias = TensorNode | ScalarNode | NoneNode | DictNode | TupleNode | RecordNode
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The structure of a record; two records with equal schemas differ in leaves only."""
+
+    root: Node
+
+    @classmethod
+    def of(cls, record: object) -> Schema:
+        """The schema that a record has."""
+        return cls(_node(record, "record"))
+
+    @cached_property
+    def hash(self) -> bytes:
+        """Eight bytes by which a receiver knows that it reads what was written."""
+        return hashlib.blake2b(json.dumps(self.plain()).encode(), digest_size=8).digest()
+
+    def leaves(self) -> Iterator[tuple[str, TensorNode | ScalarNode]]:
+        """The path and kind of every leaf, in the order of the payload."""
+        yield from _walk(self.root, "")
+
+    def plain(self) -> Any:
+        """The schema as JSON values, types by name."""
+        return _plain(self.root)
+
+    @classmethod
+    def read(cls, plain: Any, types: Types) -> Schema:
+        """The schema written by `plain`; only the record types given can occur in it."""
+        return cls(_read(plain, types))
+
+
+def flatten(record: object) -> Iterator[Leaf]:
+    """The leaves of a record, in the order of its schema."""
+    match record:
+        case None:
+            return
+        case dict():
+            for value in record.values():
+                yield from flatten(value)
+        case tuple() | list():
+            for value in record:
+                yield from flatten(value)
+        case Tensor() | bool() | int() | float() | str():
+            yield record
+        case _ if dataclasses.is_dataclass(record):
+            for field in dataclasses.fields(record):
+                yield from flatten(getattr(record, field.name))
+
+
+def rebuild(schema: Schema, leaves: Iterator[Leaf]) -> Any:
+    """The record of a schema with the given leaves."""
+    return _rebuild(schema.root, leaves)
+
+
+def record_types(method: object) -> dict[str, type]:
+    """All record types that a method's functions speak of, by name."""
+    found: dict[str, type] = {}
+    for name in ("init", "down", "begin", "finish"):
+        function = getattr(type(method), name)
+        hints = typing.get_type_hints(function)
+        for label, hint in hints.items():
+            if label != "ctx":
+                _collect(hint, found)
+    return found
+
+
+def type_name(kind: type) -> str:
+    """The name under which a record type is agreed on."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _collect(hint: Any, found: dict[str, type]) -> None:
+    for argument in typing.get_args(hint):
+        _collect(argument, found)
+    if isinstance(hint, types.UnionType | type(None)):
+        return
+    kind = typing.get_origin(hint) or hint
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and type_name(kind) not in found:
+        found[type_name(kind)] = kind
+        for inner in typing.get_type_hints(kind).values():
+            _collect(inner, found)
+
+
+def _node(value: object, path: str) -> Node:
+    match value:
+        case None:
+            return NoneNode()
+        case Tensor():
+            return TensorNode(value.dtype, tuple(value.shape))
+        case bool() | int() | float() | str():
+            return ScalarNode(_SCALARS[type(value)])
+        case dict():
+            children = tuple(_node(inner, f"{path}.{key}") for key, inner in value.items())
+            return DictNode(tuple(value), children)
+        case tuple() | list():
+            children = tuple(_node(inner, f"{path}[{i}]") for i, inner in enumerate(value))
+            return TupleNode(type(value), children)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = tuple(field.name for field in dataclasses.fields(value))
+            inner = tuple(_node(getattr(value, name), f"{path}.{name}") for name in names)
+            return RecordNode(type(value), names, inner)
+    raise TypeError(
+        f"{path} is a {type(value).__name__}; a record may hold tensors, numbers, text, None, "
+        "and dataclasses, dictionaries, tuples or lists of these"
+    )
+
+
+def _walk(node: Node, path: str) -> Iterator[tuple[str, TensorNode | ScalarNode]]:
+    match node:
+        case TensorNode() | ScalarNode():
+            yield path, node
+        case DictNode():
+            for key, child in zip(node.keys, node.children, strict=True):
+                yield from _walk(child, f"{path}[{key}]")
+        case TupleNode():
+            for index, child in enumerate(node.children):
+                yield from _walk(child, f"{path}[{index}]")
+        case RecordNode():
+            for name, child in zip(node.names, node.children, strict=True):
+                yield from _walk(child, f"{path}.{name}" if path else name)
+        case NoneNode():
+            return
+
+
+def _plain(node: Node) -> Any:
+    match node:
+        case NoneNode():
+            return None
+        case TensorNode():
+            return ["tensor", str(node.dtype).removeprefix("torch."), list(node.shape)]
+        case ScalarNode():
+            return ["scalar", node.kind]
+        case DictNode():
+            return ["dict", list(node.keys), [_plain(child) for child in node.children]]
+        case TupleNode():
+            return [node.kind.__name__, [_plain(child) for child in node.children]]
+        case RecordNode():
+            children = [_plain(child) for child in node.children]
+            return ["record", type_name(node.type), list(node.names), children]
+
+
+def _read(plain: Any, types: Types) -> Node:
+    match plain:
+        case None:
+            return NoneNode()
+        case ["tensor", str(dtype), list(shape)]:
+            return TensorNode(getattr(torch, dtype), tuple(shape))
+        case ["scalar", str(kind)]:
+            return ScalarNode(kind)
+        case ["dict", list(keys), list(children)]:
+            return DictNode(tuple(keys), tuple(_read(child, types) for child in children))
+        case ["tuple" | "list" as kind, list(children)]:
+            inner = tuple(_read(child, types) for child in children)
+            return TupleNode(tuple if kind == "tuple" else list, inner)
+        case ["record", str(name), list(names), list(children)]:
+            if name not in types:
+                raise ValueError(f"{name} is not a record of this method, which has {list(types)}")
+            inner = tuple(_read(child, types) for child in children)
+            return RecordNode(types[name], tuple(names), inner)
+    raise ValueError(f"{plain!r} is no part of a schema")
+
+
+def _rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
+    match node:
+        case NoneNode():
+            return None
+        case TensorNode() | ScalarNode():
+            return next(leaves)
+        case DictNode():
+            pairs = zip(node.keys, node.children, strict=True)
+            return {key: _rebuild(child, leaves) for key, child in pairs}
+        case TupleNode():
+            return node.kind(_rebuild(child, leaves) for child in node.children)
+        case RecordNode():
+            fields = zip(node.names, node.children, strict=True)
+            return node.type(**{name: _rebuild(child, leaves) for name, child in fields})
