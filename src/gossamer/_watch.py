@@ -136,9 +136,10 @@ def run(module: nn.Module, batch: Tensor) -> None:
     try:
         module(batch)
     except Exception as error:
+        first, *_ = (str(error) or type(error).__name__).splitlines()
         raise ValueError(
             f"{type(module).__name__} does not accept inputs of shape {tuple(batch.shape[1:])} "
-            f"and type {batch.dtype} ({error}); choose a model made for them"
+            f"and type {batch.dtype} ({first}); choose a model made for them"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
@@ -71,6 +72,32 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
     head, *rest = path
     inner = _replace_at(getattr(record, head), tuple(rest), value) if rest else value
     return dataclasses.replace(record, **{head: inner})
+
+
+def convert(setting: Setting, value: Any) -> Any:
+    """A value from a command line or a file as the field's type, or a refusal in one sentence."""
+    kinds = [kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None)]
+    if setting.choices:
+        if str(value) not in setting.choices:
+            close = difflib.get_close_matches(str(value), setting.choices, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"--{flag(setting.name)} is one of {', '.join(setting.choices)}, "
+                f"not {value!r}{hint}"
+            )
+        return value
+    wanted = kinds[0]
+    if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool):
+        return value
+    try:
+        if wanted is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        return wanted(value)
+    except (KeyError, TypeError, ValueError):
+        words = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise ValueError(
+            f"--{flag(setting.name)} is {words.get(wanted, wanted.__name__)}, not {value!r}"
+        ) from None
 
 
 def check(record: Any) -> None:

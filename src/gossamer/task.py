@@ -168,7 +168,7 @@ class _Runner:
             self.module.train(key is not None)
         if key is not None:
             for index, dropout in enumerate(self._dropouts):
-                dropout.key = key.fold("dropout", index)
+                dropout.reset(key.fold("dropout", index))
 
 
 def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str, str]]:
@@ -223,13 +223,20 @@ class _SeededDropout(nn.Module):
         super().__init__()
         self.rate = rate
         self.whole_channels = whole_channels
-        self.key = Key(0)
+        self.reset(Key(0))
+
+    def reset(self, key: Key) -> None:
+        """Draws from `key` from now on; a module may call its one dropout several times."""
+        self.key = key
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
+        draw = self.key.fold(self.calls).generator()
+        self.calls += 1
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
-        kept = torch.empty(shape).bernoulli_(1 - self.rate, generator=self.key.generator())
+        kept = torch.empty(shape).bernoulli_(1 - self.rate, generator=draw)
         return x * (kept / max(1 - self.rate, 1e-12)).to(x.device, x.dtype)
 
 
@@ -237,7 +244,8 @@ def _seed_dropouts(module: nn.Module) -> list[_SeededDropout]:
     """Replaces every dropout in a module by one that draws from a key."""
     found = []
     for part in list(module.modules()):
-        for name, child in list(part.named_children()):
+        # Not named_children, which leaves out the second name of a dropout that has two.
+        for name, child in list(part._modules.items()):
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 seeded = _SeededDropout(child.p, not isinstance(child, nn.Dropout))
                 setattr(part, name, seeded)

@@ -99,7 +99,8 @@ def ready(out: Path, need: int) -> None:
     if free < need:
         raise OSError(
             f"{out} has {free / 2**20:.0f} MiB free, but the run needs about "
-            f"{need / 2**20:.0f} MiB for its checkpoints; free some space or choose another folder with --out"
+            f"{need / 2**20:.0f} MiB for its checkpoints; free some space or choose another "
+            "folder with --out"
         )
 
 

@@ -1,7 +1,7 @@
 """What happens in a run, as frozen records: the event log is made of them, and reports of the log.
 
-A line of the log is one JSON object: `event` (its kind), the fields of the record, and `clock` (time
-of day and seconds spent). Without `clock`, equal runs have equal logs, byte for byte.
+A line of the log is one JSON object: `event` (its kind), the fields of the record, and `clock`
+(time of day and seconds spent). Without `clock`, equal runs have equal logs, byte for byte.
 """
 
 from __future__ import annotations

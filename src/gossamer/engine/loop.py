@@ -40,6 +40,7 @@ from gossamer.engine.events import (
 )
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
+from gossamer.fields import option
 from gossamer.task import Task
 from gossamer.wire import Schema, decode, dump, encode, fingerprint, load, record_types
 
@@ -73,15 +74,13 @@ class Stop:
 class Options:
     """How to run, as opposed to what: nothing here changes a result."""
 
-    workers: int = 0
-    """Worker threads; 0 means one per core."""
-    eval_every: int = 1
-    """Rounds between evaluations; 0 means never."""
-    personal: bool = True
-    """Also evaluate every client's model on the client's own test data."""
-    on_client_error: OnClientError = "stop"
-    checkpoint_every: int = 0
-    """Rounds between checkpoints; 0 means as often as costs at most 2 % of the time."""
+    workers: int = option(0, "worker threads; 0 means one per core", least=0)
+    eval_every: int = option(1, "rounds between evaluations; 0 means never", least=0)
+    personal: bool = option(True, "also test every client's model on the client's own test data")
+    on_client_error: OnClientError = option("stop", "what to do when a client's training raises")
+    checkpoint_every: int = option(
+        0, "rounds between checkpoints; 0 means so often that they take 2 % of the time", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -455,7 +454,7 @@ class _Engine:
             rounds=self.rounds,
             seed=self.key.seed,
             pool=len(self.federation.pool),
-            data={"name": self.federation.name, "classes": self.federation.classes},
+            data=dict(self.federation.describe()),
             parameters=layout.count,
             prunable=sum(layout.leaves[name].count for name in layout.prunable),
             environment=environment(),

@@ -1,7 +1,8 @@
 """What clients keep between rounds: written to disk at once, a bounded part also in memory.
 
 A state is kept under the round it was written in, `rounds/000012/local/17.bin`. The state of a
-client at a checkpoint is its newest file up to that round, so a round that never finished leaves no trace.
+client at a checkpoint is its newest file up to that round, so a round that never finished leaves no
+trace.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""The command line: `gossamer run fedavg`, and what goes with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("gossamer.cli.run:run", "train a method on a federation"),
+    "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
+    "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
+    "ls": ("gossamer.cli.lists:ls", "list methods, models, data sets and partitions"),
+    "data": ("gossamer.cli.lists:data", "list or download data sets"),
+    "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),
+    "check": ("gossamer.cli.authors:check", "test a method of yours for conformance"),
+    "cp": ("gossamer.cli.authors:cp", "copy a method to a file, to change it"),
+    "demo": ("gossamer.cli.demo:demo", "compare methods on embedded real data"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0
+    if words[0] == "--version":
+        from gossamer import __version__
+
+        print(__version__)
+        return 0
+    from gossamer.cli.parsing import REFUSED, Refusal, warn
+
+    try:
+        return _command(words[0])(words[1:])
+    except Refusal as problem:
+        warn(str(problem))
+        return REFUSED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    import importlib
+
+    from gossamer.cli.parsing import Refusal
+    from gossamer.config import nearest
+
+    if name not in COMMANDS:
+        raise Refusal(f"no command {name!r}{nearest(name, COMMANDS)} `gossamer --help` lists them")
+    module, _, function = COMMANDS[name][0].partition(":")
+    found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _help() -> None:
+    width = max(map(len, COMMANDS))
+    print("usage: gossamer COMMAND ...\n\nSparse, communication-efficient federated learning.\n")
+    for name, (_, text) in COMMANDS.items():
+        print(f"  {name.ljust(width)}  {text}")
+    print("\n`gossamer COMMAND --help` tells more; `gossamer run METHOD --help` lists all options.")

@@ -1,0 +1,164 @@
+"""How a run looks while it goes: a live line on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from gossamer.engine.events import (
+    ClientFailed,
+    ClientFinished,
+    Clock,
+    Evaluated,
+    Event,
+    Finished,
+    Sink,
+)
+from gossamer.engine.events import RoundFinished as Round
+
+
+class Figures:
+    """What every display shows, gathered from events."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.round = 0
+        self.accuracy: float | None = None
+        self.personal: float | None = None
+        self.bits = 0
+        self.density = 1.0
+        self.speed = 0.0
+        self._examples = 0
+        self._began = time.monotonic()
+        self._first: int | None = None
+
+    def see(self, event: Event, clock: Clock) -> None:
+        """Takes in one event."""
+        match event:
+            case ClientFinished():
+                self._examples += event.examples
+            case Round():
+                if self._first is None:
+                    self._first = event.round - 1
+                self.round = event.round
+                self.bits = event.up + event.down
+                self.density = event.density
+                self.speed = self._examples / max(clock.seconds, 1e-9)
+                self._examples = 0
+            case Evaluated():
+                self.accuracy, self.personal = event.global_accuracy, event.personal_mean
+
+    def left(self) -> str:
+        """The time that the remaining rounds will take at the pace so far."""
+        done = self.round - (self._first or 0)
+        if not done:
+            return "-:--"
+        seconds = (time.monotonic() - self._began) / done * (self.rounds - self.round)
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+    def parts(self) -> list[str]:
+        """The figures as short texts."""
+        found = []
+        if self.accuracy is not None:
+            found.append(f"accuracy {self.accuracy:.4f}")
+        if self.personal is not None:
+            found.append(f"personal {self.personal:.4f}")
+        return [
+            *found,
+            bits(self.bits),
+            f"density {self.density:.3g}",
+            f"{self.speed:,.0f} examples/s",
+            f"left {self.left()}",
+        ]
+
+
+def bits(count: float) -> str:
+    """A number of bits in a unit that suits it."""
+    for unit in ("bit", "kbit", "Mbit", "Gbit"):
+        if count < 1000 or unit == "Gbit":
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return ""
+
+
+class Lines:
+    """One line a round, for pipes and log files."""
+
+    def __init__(self, rounds: int, stream: TextIO) -> None:
+        self._figures = Figures(rounds)
+        self._stream = stream
+        self._pending = False
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        if self._pending and not isinstance(event, Evaluated):
+            self._print()
+        self._figures.see(event, clock)
+        match event:
+            case Round():
+                self._pending = True
+            case ClientFailed():
+                self._stream.write(f"{failure(event)}\n")
+            case Finished():
+                self._stream.flush()
+            case _:
+                pass
+
+    def close(self) -> None:
+        if self._pending:
+            self._print()
+
+    def _print(self) -> None:
+        self._pending = False
+        figures = self._figures
+        text = "  ".join(figures.parts())
+        self._stream.write(f"round {figures.round}/{figures.rounds}  {text}\n")
+        self._stream.flush()
+
+
+class Live:
+    """A progress bar that stays in place, for terminals; needs rich."""
+
+    def __init__(self, rounds: int, title: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._figures = Figures(rounds)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[figures]}"),
+        )
+        self._bar: Any = self._progress.add_task(title, total=rounds, figures="")
+        self._progress.start()
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        self._figures.see(event, clock)
+        if isinstance(event, ClientFailed):
+            self._progress.console.print(failure(event), style="yellow", markup=False)
+        if isinstance(event, Round | Evaluated):
+            text = " · ".join(self._figures.parts())
+            self._progress.update(self._bar, completed=self._figures.round, figures=text)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def failure(event: ClientFailed) -> str:
+    """A failed client in one line."""
+    return (
+        f"client {event.client} failed in {event.stage} of round {event.round} "
+        f"and was left out: {event.reason}"
+    )
+
+
+def display(rounds: int, title: str) -> Sink:
+    """The display that fits where standard output goes."""
+    if sys.stdout.isatty():
+        try:
+            return Live(rounds, title)
+        except ImportError:
+            pass
+    return Lines(rounds, sys.stdout)

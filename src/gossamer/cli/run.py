@@ -1,0 +1,242 @@
+"""`gossamer run`, `resume` and `replay`: a method on a federation, and its continuation."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gossamer import engine, fields
+from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, table, warn
+from gossamer.cli.progress import bits, display
+from gossamer.config import Config, Experiment, absolute, find_method, nearest, read
+from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, replay
+from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import Sink
+from gossamer.track import TRACKERS
+
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`gossamer run METHOD|FILE.toml [options]`."""
+    target = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if target is None:
+        parser = _parser("gossamer run METHOD", find_method("fedavg"))
+        parser.read(arguments)
+        raise Refusal("name a method or a configuration file, e.g. `gossamer run fedavg`")
+    config = _named(target)
+    parser = _parser(f"gossamer run {target}", find_method(config.method))
+    options = parser.read(arguments[1:])
+    config = Config(
+        absolute(config.method),
+        {**config.settings, **given(find_method(config.method), options)},
+        fields.replace(config.experiment, given(Experiment(), options)),
+        fields.replace(config.options, given(Options(), options)),
+    )
+    out = Path(options.out) if options.out else _fresh(config.method)
+    if (out / "config.toml").exists():
+        raise Refusal(
+            f"{out} already holds a run; `gossamer resume {out}` continues it, "
+            "or choose another folder with --out"
+        )
+    return _execute(config, out, options, resume=False)
+
+
+def resume(arguments: Sequence[str]) -> int:
+    """`gossamer resume RUN`: continues as if nothing had happened."""
+    parser = Parser(prog="gossamer resume", description=resume.__doc__)
+    parser.add_argument("run", help="the folder of the run")
+    parser.add_argument("--workers", default=None, metavar="N", help="other number of workers")
+    _add_output(parser)
+    options = parser.read(arguments)
+    out = Path(options.run)
+    config = _saved(out)
+    if options.workers is not None:
+        config = replace(config, options=fields.replace(config.options, given(Options(), options)))
+    return _execute(config, out, options, resume=True)
+
+
+def again(arguments: Sequence[str]) -> int:
+    """`gossamer replay RUN --round R --client C`: one failed client, with a plain traceback."""
+    parser = Parser(prog="gossamer replay", description=again.__doc__)
+    parser.add_argument("run", help="the folder of the run")
+    parser.add_argument("--round", type=int, required=True, help="the round in which it failed")
+    parser.add_argument("--client", type=int, required=True, help="the client that failed")
+    options = parser.read(arguments)
+    with refusing():
+        method, task, federation = _saved(Path(options.run)).build()
+        rounds = Path(options.run) / "rounds"
+        capsule = replay.read(rounds, options.round, options.client, method)
+    done = replay.again(method, task, federation, capsule)
+    say(f"client {options.client} went through round {options.round}: {dict(done.result.metrics)}")
+    return 0
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turns what is wrong with the input into a refusal."""
+    try:
+        yield
+    except KeyError as problem:
+        raise Refusal(str(problem.args[0])) from problem
+    except (ValueError, OSError, ImportError) as problem:
+        raise Refusal(str(problem)) from problem
+
+
+def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
+    with refusing():
+        method, task, federation = config.build()
+        checkpoint.ready(out, 2**20)
+        if not resume:
+            write_atomically(out / "config.toml", config.toml(_command()).encode())
+        name = config.method.rpartition(":")[2]
+        sinks: list[Sink] = [_tracker(word, out, name) for word in options.track.split(",") if word]
+    if not options.quiet:
+        sinks.append(display(config.experiment.rounds, name))
+    stop = Stop()
+    try:
+        with _interrupts(stop):
+            summary = engine.run(
+                method,
+                task,
+                federation,
+                rounds=config.experiment.rounds,
+                seed=config.experiment.seed,
+                out=out,
+                name=name,
+                options=config.options,
+                sinks=sinks,
+                stop=stop,
+                resume=resume,
+            )
+    except ClientError as error:
+        warn(str(error))
+        warn(f"the run is saved; `gossamer resume {out}` tries the round again")
+        return 1
+    except OSError as problem:
+        warn(f"{problem}; the run up to its last checkpoint is safe: gossamer resume {out}")
+        return 1
+    if not options.quiet:
+        say(_told(summary))
+    if summary.interrupted:
+        warn(f"stopped after round {summary.rounds}; continue with: gossamer resume {out}")
+    if options.json:
+        print(json.dumps(summary.figures()), flush=True)
+    return INTERRUPTED if summary.interrupted else 0
+
+
+def _parser(program: str, method: object) -> Parser:
+    parser = Parser(
+        prog=program,
+        description="Trains a method; every field of the method and the run is an option.",
+    )
+    parser.add_argument("--out", default="", metavar="FOLDER", help="default: runs/<time>-<method>")
+    _add_output(parser)
+    add_settings(parser, "experiment", Experiment())
+    add_settings(parser, "execution", Options())
+    add_settings(parser, "method", method)
+    return parser
+
+
+def _add_output(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--track", default="", metavar=",".join(TRACKERS), help="log to a tracker")
+
+
+def _named(target: str) -> Config:
+    with refusing():
+        if target.endswith(".toml"):
+            if not Path(target).exists():
+                raise FileNotFoundError(f"there is no configuration file {target}")
+            return read(Path(target))
+        find_method(target)
+        return Config(target)
+
+
+def _saved(out: Path) -> Config:
+    path = out / "config.toml"
+    with refusing():
+        if not path.exists():
+            raise FileNotFoundError(f"{out} holds no run: there is no {path}")
+        return read(path)
+
+
+def _tracker(word: str, out: Path, name: str) -> Sink:
+    if word not in TRACKERS:
+        raise KeyError(f"no tracker {word!r}{nearest(word, TRACKERS)} known: {', '.join(TRACKERS)}")
+    return TRACKERS[word](out, name)
+
+
+def _fresh(method: str) -> Path:
+    """A folder that does not exist yet, named by time and method."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method.rpartition(':')[2].lower()}"
+    out = Path("runs") / name
+    count = 1
+    while out.exists():
+        count += 1
+        out = Path("runs") / f"{name}-{count}"
+    return out
+
+
+def _command() -> str:
+    return shlex.join(["gossamer", *sys.argv[1:]]).replace("\n", " ")
+
+
+def _told(summary: Summary) -> str:
+    """The outcome as a few lines."""
+    accuracy = summary.accuracy
+    rows: list[tuple[str, object]] = [
+        ("rounds", summary.rounds),
+        ("global accuracy, last (best)", _pair(accuracy["global"], accuracy["global_best"])),
+        (
+            "personal accuracy, last (best)",
+            _pair(accuracy["personal_mean"], accuracy["personal_best"]),
+        ),
+        ("personal accuracy, worst decile", accuracy["personal_worst_decile"]),
+        ("density", f"{summary.density:.4g}"),
+        ("sent up / down", f"{bits(summary.cost.up)} / {bits(summary.cost.down)}"),
+        ("FLOPs", f"{summary.cost.flops:.4g}"),
+        ("seconds", f"{summary.seconds:.1f}"),
+        ("run", summary.run),
+    ]
+    return table(rows)
+
+
+def _pair(last: float | None, best: float | None) -> str:
+    return "-" if last is None or best is None else f"{last:.4f} ({best:.4f})"
+
+
+@contextmanager
+def _interrupts(stop: Stop) -> Iterator[None]:
+    """Ctrl-C once finishes the round, twice abandons it, three times ends the process."""
+    before = {}
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        asked = stop.request()
+        if number == signal.SIGTERM:
+            stop.request()
+        elif asked == 1:
+            warn("finishing this round, then saving; Ctrl-C again abandons it")
+        elif asked > 2:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, interrupted)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["REFUSED", "again", "refusing", "resume", "run"]

@@ -1,0 +1,232 @@
+"""From a name to a module: built-in models with options, and users' own factories."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from gossamer.layout import did_you_mean
+from gossamer.models.convolutional import (
+    cnn7,
+    conv6,
+    femnist_cnn,
+    lenet5,
+    lenet5_caffe,
+    lenet_cifar,
+    mlp,
+    mnistnet,
+    vgg16,
+)
+from gossamer.models.residual import resnet8, resnet18, resnet20
+from gossamer.models.sequences import char_lstm, lstm, text
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lenet5_caffe": lenet5_caffe,
+    "lenet5": lenet5,
+    "lenet_cifar": lenet_cifar,
+    "mnistnet": mnistnet,
+    "femnist_cnn": femnist_cnn,
+    "cnn7": cnn7,
+    "conv6": conv6,
+    "vgg16": vgg16,
+    "resnet8": resnet8,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "mlp": mlp,
+    "lstm": lstm,
+    "char_lstm": char_lstm,
+    "text": text,
+}
+
+Value = int | float | bool | str | tuple[int, ...]
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, **options: object) -> nn.Module:
+    """A module for examples of `shape`, with one output per class.
+
+    `name` is a built-in model, with options if wanted (`resnet18:width=32,norm=group`), or a
+    factory of yours: `my.py:build` or `package.module:factory`, with options after another colon.
+    It is called with shape and classes if it takes them, otherwise without.
+
+    >>> build("mlp:hidden=100x50", (4,), 3).fc3
+    Linear(in_features=50, out_features=3, bias=True)
+    """
+    if classes < 1:
+        raise ValueError(f"a model needs at least one class, not {classes}")
+    head, _, tail = name.partition(":")
+    if head in MODELS:
+        given = {**_split(name, tail), **options}
+        return MODELS[head](shape, classes, **_values(head, given))
+    target, _, rest = tail.partition(":")
+    if not target or "=" in target:
+        raise KeyError(
+            f"no model {head!r}{did_you_mean(head, MODELS)} `gossamer ls` lists them all"
+        )
+    factory = load(f"{head}:{target}")
+    return _call(name, factory, shape, classes, {**_split(name, rest), **options})
+
+
+def default(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
+    """A sensible first model for examples of this shape and type, by name."""
+    match shape:
+        case (_,) if not (dtype.is_floating_point or dtype.is_complex):
+            return "text"
+        case (1, height, width) if min(height, width) >= 16:
+            return "lenet5_caffe"
+        case (3, height, width) if min(height, width) >= 16:
+            return "resnet8"
+        case (_, _):
+            return "lstm"
+    return "mlp"
+
+
+def options(name: str) -> dict[str, Value]:
+    """The options of a built-in model with their defaults."""
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    return {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
+
+
+def load(reference: str) -> Callable[..., object]:
+    """The callable that `my.py:name` or `package.module:name` refers to."""
+    place, _, name = reference.partition(":")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    found = getattr(module, name, None)
+    if found is None:
+        raise KeyError(f"{place} has no {name!r}{did_you_mean(name, vars(module))} define it there")
+    if not callable(found):
+        raise ValueError(f"{reference} is a {type(found).__name__}; name a function or a class")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give the path from {Path.cwd()}")
+    # A name made of the whole path keeps two users' `model.py` apart.
+    name = "gossamer_user_" + path.resolve().as_posix().replace("/", "_").replace(".", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _from_package(place: str) -> object:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # An import that fails inside the user's module is theirs to see.
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise KeyError(
+            f"no model {place!r}{did_you_mean(place, MODELS)} it is neither built in nor a module "
+            f"that can be imported; write my.py:build for a file"
+        ) from None
+
+
+def _call(
+    name: str,
+    factory: Callable[..., object],
+    shape: tuple[int, ...],
+    classes: int,
+    given: dict[str, object],
+) -> nn.Module:
+    arguments = (shape, classes) if _takes_two(name, factory, given) else ()
+    module = factory(*arguments, **{key: _guess(value) for key, value in given.items()})
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"{name} returned a {type(module).__name__}; a model's factory returns an nn.Module"
+        )
+    return module
+
+
+def _takes_two(name: str, factory: Callable[..., object], given: dict[str, object]) -> bool:
+    """Whether a factory wants shape and classes: by their names, or as what it cannot do without.
+
+    `Net(hidden=10, depth=2)` could take two arguments, but does not mean these.
+    """
+    entries = list(inspect.signature(factory).parameters.values())
+    positional = [e for e in entries if e.kind in (e.POSITIONAL_ONLY, e.POSITIONAL_OR_KEYWORD)]
+    if [entry.name for entry in positional[:2]] == ["shape", "classes"]:
+        return True
+    if any(entry.kind is entry.VAR_POSITIONAL for entry in entries) and not positional:
+        return True
+    needed = [e for e in positional if e.default is e.empty and e.name not in given]
+    if len(needed) in (0, 2):
+        return len(needed) == 2
+    raise ValueError(
+        f"{name} needs {', '.join(entry.name for entry in needed)}, but a factory is called with "
+        f"(shape, classes) or with nothing; give the others defaults"
+    )
+
+
+def _split(name: str, text: str) -> dict[str, str]:
+    """`width=32,norm=group` as a dict."""
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    for entry in entries:
+        if "=" not in entry:
+            raise ValueError(f"{entry!r} in model {name!r} is no option; write option=value")
+    return {key.strip(): value.strip() for key, _, value in (e.partition("=") for e in entries)}
+
+
+def _values(model: str, given: dict[str, object]) -> dict[str, Value]:
+    known = options(model)
+    hints = get_type_hints(MODELS[model])
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"model {model!r} has no option {key!r}{did_you_mean(key, known)} "
+                f"it takes {', '.join(known) or 'none'}"
+            )
+    return {key: _value(f"{model}:{key}", hints[key], value) for key, value in given.items()}
+
+
+def _value(option: str, hint: object, value: object) -> Value:
+    """An option's value as its factory declares it, read from text where it came as text."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        if value in choices:
+            return str(value)
+        near = did_you_mean(str(value), choices)
+        raise ValueError(f"no {option}={value}{near} it is one of {', '.join(choices)}")
+    read = _guess(value)
+    if get_origin(hint) is tuple:
+        sizes = (read,) if isinstance(read, int) and not isinstance(read, bool) else read
+        if isinstance(sizes, list | tuple) and all(type(s) is int and s > 0 for s in sizes):
+            return tuple(sizes)
+        raise ValueError(f"{option} is one or more sizes such as 300x100, not {value!r}")
+    if hint is bool and isinstance(read, bool):
+        return read
+    if hint is int and type(read) is int and read > 0:
+        return read
+    if hint is float and type(read) in (int, float) and 0 <= read < 1:  # type: ignore[operator]
+        return float(read)  # type: ignore[arg-type]
+    wanted = {bool: "true or false", int: "a whole number above zero", float: "in [0, 1)"}
+    raise ValueError(f"{option} is {wanted[hint]}, not {value!r}")  # type: ignore[index]
+
+
+def _guess(value: object) -> object:
+    """What a piece of text most plainly says: a truth value, a number, sizes, or itself."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return value.lower() in ("true", "yes", "on")
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    parts = value.split("x")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else value

@@ -1,0 +1,187 @@
+"""Residual networks for small images: ResNet-8, -18 and -20, with the papers' norms and shortcuts.
+
+Every convolution's name contains `conv` (also the projections'), so `prunable=["*conv*"]` takes
+all of them and leaves the head dense.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gossamer.models.convolutional import Init
+from gossamer.models.parts import divides, image, start_like_flash
+
+Norm = Literal["batch", "group", "static"]
+"""`static` normalises with the batch at hand and keeps no running statistics (HeteroFL)."""
+Shortcut = Literal["projection", "bare", "pad"]
+"""How a block's input reaches a wider output: 1x1 convolution with norm, without, or zeros."""
+Layer = Callable[[int], nn.Module]
+
+
+class Pad(nn.Module):
+    """A shortcut without parameters: every other pixel, and zeros for the new channels."""
+
+    def __init__(self, stride: int, channels: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(x, (0, 0, 0, 0, 0, self.channels - x.shape[1]))
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, channels={self.channels}"
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut; ReLU comes after the sum."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: Layer, kind: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = _conv(before, after, stride)
+        self.norm1 = norm(after)
+        self.relu1 = nn.ReLU()
+        self.conv2 = _conv(after, after)
+        self.norm2 = norm(after)
+        self.shortcut = _shortcut(before, after, stride, norm, kind)
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu1(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        total: Tensor = self.relu2(out + self.shortcut(x))
+        return total
+
+
+class PreBlock(nn.Module):
+    """A block that normalises before it convolves; its sum passes on untouched."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: Layer, kind: Shortcut) -> None:
+        super().__init__()
+        self.norm1 = norm(before)
+        self.relu1 = nn.ReLU()
+        self.conv1 = _conv(before, after, stride)
+        self.norm2 = norm(after)
+        self.relu2 = nn.ReLU()
+        self.conv2 = _conv(after, after)
+        self.shortcut = _shortcut(before, after, stride, norm, kind)
+        self.plain = isinstance(self.shortcut, nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = self.relu1(self.norm1(x))
+        out = self.conv2(self.relu2(self.norm2(self.conv1(ready))))
+        total: Tensor = out + (x if self.plain else self.shortcut(ready))
+        return total
+
+
+class ResNet(nn.Module):
+    """A 3x3 stem, stages of blocks that halve the image from the second on, a mean and a head."""
+
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        depth: int,
+        norm: Layer,
+        shortcut: Shortcut,
+        preact: bool = False,
+        init: Init = "torch",
+    ) -> None:
+        super().__init__()
+        block = PreBlock if preact else Block
+        self.init = init
+        self.conv = _conv(channels, widths[0])
+        self.norm = nn.Identity() if preact else norm(widths[0])
+        self.relu = nn.Identity() if preact else nn.ReLU()
+        stages = []
+        for index, (before, after) in enumerate(pairwise((widths[0], *widths))):
+            first = block(before, after, 1 if index == 0 else 2, norm, shortcut)
+            rest = [block(after, after, 1, norm, shortcut) for _ in range(depth - 1)]
+            stages.append(nn.Sequential(first, *rest))
+        self.stages = nn.Sequential(*stages)
+        self.last = nn.Sequential(norm(widths[-1]), nn.ReLU()) if preact else nn.Identity()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(widths[-1], classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Overrules the layers' own initial values where `init` asks for it."""
+        if self.init == "flash":
+            start_like_flash(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.conv(x)))
+        x = self.pool(self.last(self.stages(x)))
+        logits: Tensor = self.fc(self.flatten(x))
+        return logits
+
+
+def resnet8(
+    shape: tuple[int, ...], classes: int, norm: Norm = "batch", groups: int = 2
+) -> nn.Module:
+    """ResNet-8 of SpaFL, bare projections: 83 700 trained parameters on 3x32x32, 100 classes."""
+    channels, _, _ = image("resnet8", shape)
+    return ResNet(channels, classes, (16, 32, 64), 1, _norm("resnet8", norm, groups, 16), "bare")
+
+
+def resnet18(
+    shape: tuple[int, ...],
+    classes: int,
+    width: int = 64,
+    norm: Norm = "batch",
+    groups: int = 2,
+    preact: bool = False,
+    init: Init = "torch",
+) -> nn.Module:
+    """ResNet-18 with a stem for small images: 11 173 962 parameters for 3 channels, 10 classes.
+
+    SpaFL's released code uses width=32,preact=true; FLASH starts with init=flash.
+    """
+    channels, _, _ = image("resnet18", shape)
+    widths = (width, 2 * width, 4 * width, 8 * width)
+    layer = _norm("resnet18", norm, groups, width)
+    shortcut: Shortcut = "bare" if preact else "projection"
+    return ResNet(channels, classes, widths, 2, layer, shortcut, preact, init)
+
+
+def resnet20(
+    shape: tuple[int, ...], classes: int, norm: Norm = "group", groups: int = 2
+) -> nn.Module:
+    """ResNet-20 of FedSparse with GroupNorm and free shortcuts: 275 572 parameters, 100 classes."""
+    channels, _, _ = image("resnet20", shape)
+    return ResNet(channels, classes, (16, 32, 64), 3, _norm("resnet20", norm, groups, 16), "pad")
+
+
+def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+
+
+def _shortcut(before: int, after: int, stride: int, norm: Layer, kind: Shortcut) -> nn.Module:
+    if before == after and stride == 1:
+        return nn.Identity()
+    if kind == "pad":
+        return Pad(stride, after)
+    layers: dict[str, nn.Module] = {"conv": nn.Conv2d(before, after, 1, stride, bias=False)}
+    if kind == "projection":
+        layers["norm"] = norm(after)
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _norm(model: str, norm: Norm, groups: int, width: int) -> Layer:
+    match norm:
+        case "batch":
+            return nn.BatchNorm2d
+        case "static":
+            return lambda channels: nn.BatchNorm2d(channels, track_running_stats=False)
+        case "group":
+            divides(model, "groups", groups, "width", width)
+            return lambda channels: nn.GroupNorm(groups, channels)

@@ -1,0 +1,110 @@
+"""Sinks that pass a run's scalars on to experiment trackers; each needs its own package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gossamer.engine.events import Clock, Evaluated, Event, RoundFinished, Sink, Started
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The figures of an event that are worth a curve, by name."""
+    match event:
+        case RoundFinished():
+            return {
+                "bits/up": float(event.up),
+                "bits/down": float(event.down),
+                "flops": float(event.flops),
+                "density": event.density,
+                **{f"train/{name}": value for name, value in event.metrics.items()},
+            }
+        case Evaluated():
+            found = {
+                "accuracy/global": event.global_accuracy,
+                "loss/global": event.global_loss,
+                "accuracy/personal_mean": event.personal_mean,
+                "accuracy/personal_worst_decile": event.personal_worst_decile,
+            }
+            return {name: value for name, value in found.items() if value is not None}
+        case _:
+            return {}
+
+
+class TensorBoard:
+    """Writes event files that `tensorboard --logdir RUN` shows."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as missing:
+            raise ImportError(_advice("tensorboard")) from missing
+        self._writer: Any = SummaryWriter(str(out / "tensorboard"))
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        for name, value in scalars(event).items():
+            self._writer.add_scalar(name, value, _round(event), clock.time)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """Logs to the MLflow tracking server, or folder, that its environment names."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        try:
+            import mlflow
+        except ImportError as missing:
+            raise ImportError(_advice("mlflow")) from missing
+        self._mlflow = mlflow
+        self._run = mlflow.start_run(run_name=name)
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        if isinstance(event, Started):
+            self._mlflow.log_params(_settings(event))
+        if found := scalars(event):
+            self._mlflow.log_metrics(found, step=_round(event))
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+class WandB:
+    """Logs to Weights & Biases, online or offline as its environment says."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        try:
+            import wandb
+        except ImportError as missing:
+            raise ImportError(_advice("wandb")) from missing
+        self._run = wandb.init(name=name, dir=str(out), project="gossamer")
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        if isinstance(event, Started):
+            self._run.config.update(_settings(event))
+        if found := scalars(event):
+            self._run.log({**found, "round": _round(event)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[Path, str], Sink]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
+
+
+def _round(event: Event) -> int:
+    return getattr(event, "round", 0)
+
+
+def _settings(event: Started) -> dict[str, Any]:
+    return {**event.settings, "method": event.method, "rounds": event.rounds, "seed": event.seed}
+
+
+def _advice(name: str) -> str:
+    return f"--track {name} needs the package {name}; install gossamer[track] or {name} alone"
