@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,12 @@ class Federation(Protocol):
     def test(self) -> Examples: ...
     @property
     def augment(self) -> Augment | None: ...
+    def describe(self) -> Mapping[str, object]:
+        """Facts for the event log and the report: name, sizes, partition, scaling."""
+        ...
+
     def client(self, id: int) -> Data: ...
+
     def test_rows(self, id: int) -> np.ndarray | None:
         """Rows of `test` that are this client's own test data, if they are part of it."""
         ...

@@ -1,0 +1,49 @@
+"""Federations: who takes part, what each client holds, what the server may test on.
+
+>>> clothes = federation("fmnist-mini", "dirichlet:0.3", pool=20)
+>>> len(clothes.pool), clothes.classes, len(clothes.test)
+(20, 10, 2000)
+"""
+
+from gossamer.data.arrays import Arrays, Features, Images, Labels, Tokens
+from gossamer.data.download import DownloadError
+from gossamer.data.federation import Augment, Federation
+from gossamer.data.index import Index, Pool, Split
+from gossamer.data.opening import Entry, federation, get, listing, load
+from gossamer.data.partitions import PARTITIONS, Partition, parse
+from gossamer.data.picture import picture
+from gossamer.data.sources import FORMATS, SOURCES, Source, hugging_face
+from gossamer.data.synthetic import Synthetic
+from gossamer.data.tensors import Tensors, federate
+
+ls = listing
+
+__all__ = [
+    "FORMATS",
+    "PARTITIONS",
+    "SOURCES",
+    "Arrays",
+    "Augment",
+    "DownloadError",
+    "Entry",
+    "Features",
+    "Federation",
+    "Images",
+    "Index",
+    "Labels",
+    "Partition",
+    "Pool",
+    "Source",
+    "Split",
+    "Synthetic",
+    "Tensors",
+    "Tokens",
+    "federate",
+    "federation",
+    "get",
+    "hugging_face",
+    "load",
+    "ls",
+    "parse",
+    "picture",
+]

@@ -1,0 +1,138 @@
+"""From a name to a federation: the one function most programs need."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.core import Key
+from gossamer.data.arrays import Arrays, Scale
+from gossamer.data.download import Progress, bar, fetch
+from gossamer.data.partitions import parse
+from gossamer.data.sources import FORMATS, SOURCES
+from gossamer.data.sources.search import advice, find, located
+from gossamer.data.synthetic import Synthetic
+from gossamer.data.tensors import Tensors, federate
+
+
+def federation(
+    name: str | Arrays,
+    partition: str | None = None,
+    pool: int | None = None,
+    seed: int = 0,
+    least: int | None = None,
+    valid: float = 0.0,
+    scale: Scale = "normalised",
+    augment: bool = False,
+    budgets: Sequence[float] | None = None,
+) -> Tensors | Synthetic:
+    """Divides a data set among clients; the same arguments give the same federation anywhere.
+
+    `name` is one of `SOURCES`, `synthetic` or `synthetic:ALPHA,BETA`, a file such as
+    `npz:mine.npz`, `csv:table.csv` or `folder:pictures`, or `Arrays` that you made. `partition` is
+    e.g. `dirichlet:0.2`; left out, it is `natural` for sets with writers or speakers and `iid` for
+    others. `pool` is the number of clients: 100 (500 under `pachinko`, everyone under `natural`)
+    unless given. `least` is the fewest training examples a client may have, `valid` the fraction of
+    them moved to validation. `scale` is `normalised`, `unit` for [0, 1] or `raw` for 0..255.
+    `augment` crops and mirrors training images. `budgets` are dealt to the clients.
+    """
+    if pool is not None and pool < 1:
+        raise ValueError(f"a pool of {pool} clients is empty; use --pool 1 or more")
+    if least is not None and least < 0:
+        raise ValueError(f"least is {least}, but is a number of examples; use 0 or more")
+    key = Key(seed).fold("data")
+    if isinstance(name, str) and name.partition(":")[0] == "synthetic":
+        if partition not in (None, "natural"):
+            raise ValueError(
+                f"every client of {name} draws its own examples, so {partition!r} cannot divide "
+                f"them; leave out the partition"
+            )
+        alpha, beta = _numbers(name)
+        return Synthetic(key, pool or 100, alpha, beta, valid, budgets=budgets)
+    arrays = load(name, key) if isinstance(name, str) else name
+    if partition is None:
+        source = SOURCES.get(arrays.name)
+        partition = source.partition if source else "natural" if arrays.labels.groups else "iid"
+    how = parse(partition)
+    split = how(arrays.labels, pool, key.fold("partition"), least)
+    return federate(arrays, split, str(how), key, valid, scale, augment, budgets)
+
+
+def load(name: str, key: Key | None = None) -> Arrays:
+    """The whole data set of a name, undivided; `key` chooses test rows where files have none."""
+    form, colon, path = name.partition(":")
+    if colon and form in FORMATS:
+        return FORMATS[form](Path(path).expanduser(), key or Key(0).fold("data"))
+    if name in SOURCES:
+        source = SOURCES[name]
+        return source.read(located(source))
+    raise _unknown(name)
+
+
+def get(name: str, folder: str | Path | None = None, progress: Progress | None = bar) -> Path:
+    """Downloads a named data set unless it is here already; returns the folder that has it.
+
+    It goes to `folder`, else to `$GOSSAMER_DATA/NAME`, else to the user's cache.
+    """
+    if name not in SOURCES:
+        raise _unknown(name)
+    return fetch(SOURCES[name], None if folder is None else Path(folder), progress)
+
+
+def _unknown(name: str) -> KeyError:
+    known = [*SOURCES, "synthetic", *(f"{form}:PATH" for form in FORMATS)]
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return KeyError(f"no data set {name!r}; {hint}`gossamer ls` lists them all")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the list of data sets."""
+
+    name: str
+    title: str
+    train: int
+    test: int
+    classes: int
+    shape: tuple[int, ...]
+    licence: str
+    found: Path | None
+    """The folder that has it, or None."""
+    advice: str
+    """How to get it where it is missing, else empty."""
+
+
+def listing() -> list[Entry]:
+    """Every named data set, and where it was found."""
+    entries = []
+    for source in SOURCES.values():
+        found = find(source)
+        entries.append(
+            Entry(
+                source.name,
+                source.title,
+                source.train,
+                source.test,
+                source.classes,
+                source.shape,
+                source.licence,
+                found,
+                "" if found else advice(source),
+            )
+        )
+    return entries
+
+
+def _numbers(name: str) -> tuple[float, float]:
+    """Alpha and beta of `synthetic:ALPHA,BETA`; 1 and 1 where they are left out."""
+    _, colon, rest = name.partition(":")
+    if not colon:
+        return 1.0, 1.0
+    try:
+        alpha, beta = map(float, rest.split(","))
+    except ValueError:
+        raise ValueError(f"{name!r} needs two numbers, e.g. synthetic:0.5,0.5") from None
+    return alpha, beta

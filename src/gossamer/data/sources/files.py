@@ -1,0 +1,210 @@
+"""Your own data: NumPy archives, folders of pictures, tables of numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from gossamer.core import Key
+from gossamer.data.arrays import Arrays, Features, Images, Ints, Kind, Labels
+
+HELD_OUT = 0.2
+"""The fraction of the examples that becomes the test set where files name none."""
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+
+
+def read_npz(path: Path, key: Key) -> Arrays:
+    """`x, y`, or `x_train, y_train, x_test, y_test`; `group_train, group_test, coarse` may follow.
+
+    Bytes of three or four dimensions are images (rows, height, width, channels); other numbers are
+    features. Groups (one number per example) make `natural` possible, coarse classes (one number
+    per class) `pachinko`.
+    """
+    _must_exist(path)
+    with np.load(path, allow_pickle=False) as archive:
+        content = {name: archive[name] for name in archive.files}
+    parts = ("x_train", "y_train", "x_test", "y_test")
+    if {"x", "y"} <= content.keys():
+        chosen = held_out(len(content["y"]), key)
+        content |= {
+            f"{field}_{part}": content[field][rows]
+            for field in ("x", "y", "group")
+            if field in content
+            for part, rows in zip(("train", "test"), chosen, strict=True)
+        }
+    elif not set(parts) <= content.keys():
+        raise ValueError(
+            f"{path} has {', '.join(content) or 'nothing'}; save x and y, or {', '.join(parts)}"
+        )
+    train_y, test_y = (_whole(content[f"y_{part}"], path) for part in ("train", "test"))
+    coarse = content.get("coarse")
+    classes = 1 + int(max(train_y.max(initial=0), test_y.max(initial=0)))
+    groups = None
+    if {"group_train", "group_test"} <= content.keys():
+        groups = (content["group_train"].astype(np.int64), content["group_test"].astype(np.int64))
+    labels = Labels(
+        train_y, test_y, classes, groups, None if coarse is None else coarse.astype(np.int64)
+    )
+    return arrays_of(f"npz:{path}", content["x_train"], content["x_test"], labels)
+
+
+def arrays_of(name: str, train: np.ndarray, test: np.ndarray, labels: Labels) -> Arrays:
+    """Images where the rows are bytes in two or three dimensions, features otherwise."""
+    kind: Kind
+    if train.dtype == np.uint8 and train.ndim in (3, 4):
+        if train.ndim == 3:
+            train, test = train[..., None], test[..., None]
+        kind = images_of(train)
+    else:
+        kind = Features.of(train)
+    return Arrays(name, kind, train, test, labels)
+
+
+def images_of(train: np.ndarray) -> Images:
+    """Images with the mean and deviation of the training set, per channel."""
+    # Integer counts of each byte give exact moments without a float copy of all images.
+    counts = np.stack(
+        [np.bincount(part.ravel(), minlength=256) for part in np.moveaxis(train, 3, 0)]
+    )
+    shares, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
+    mean = shares @ values
+    std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
+    std = np.where(std > 0, std, 1.0)
+    height, width, channels = train.shape[1:]
+    return Images(
+        (height, width, channels), tuple(mean.tolist()), tuple(std.tolist()), flips=channels == 3
+    )
+
+
+def read_csv(path: Path, key: Key) -> Arrays:
+    """Numeric columns, a header or none; the label is the column `label` or `y`, else the last."""
+    _must_exist(path)
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} is empty; give rows of numbers and a label")
+    names = [cell.strip().lower() for cell in lines[0].split(",")]
+    header = not all(_is_number(cell) for cell in names[:-1])
+    rows = [line.split(",") for line in lines[header:]]
+    ragged = next(
+        (number for number, row in enumerate(rows, 1 + header) if len(row) != len(names)), None
+    )
+    if ragged is not None:
+        raise ValueError(
+            f"line {ragged} of {path} has {len(rows[ragged - 1 - header])} columns where the first "
+            f"has {len(names)}; give every line as many"
+        )
+    column = next((names.index(n) for n in ("label", "y") if header and n in names), len(names) - 1)
+    words = [row.pop(column).strip() for row in rows]
+    try:
+        x = np.asarray(rows, np.float32)
+    except ValueError as error:
+        raise ValueError(f"{path} has a feature that is no number ({error})") from None
+    known = sorted(
+        set(words), key=lambda word: (0, float(word), "") if _is_number(word) else (1, 0.0, word)
+    )
+    y = np.asarray([known.index(word) for word in words], np.int64)
+    train, test = held_out(len(y), key)
+    labels = Labels(y[train], y[test], len(known))
+    return Arrays(f"csv:{path}", Features.of(x[train]), x[train], x[test], labels)
+
+
+def read_folder(path: Path, key: Key) -> Arrays:
+    """`train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`, of which a part is held out.
+
+    All pictures become the size of the first one; colour unless every picture is grey.
+    """
+    _must_exist(path)
+    if (path / "train").is_dir():
+        tested = next((part for part in ("test", "val", "valid") if (path / part).is_dir()), None)
+        names = _classes(path / "train")
+        train, y = _pictures(path / "train", names)
+        test, test_y = _pictures(path / (tested or "test"), names)
+        if tested is None:
+            rows, held = held_out(len(y), key)
+            train, test = [train[i] for i in rows], [train[i] for i in held]
+            y, test_y = y[rows], y[held]
+    else:
+        names = _classes(path)
+        every, all_y = _pictures(path, names)
+        rows, held = held_out(len(all_y), key)
+        train, test = [every[i] for i in rows], [every[i] for i in held]
+        y, test_y = all_y[rows], all_y[held]
+    if not train:
+        raise ValueError(
+            f"{path} has no pictures ({', '.join(PICTURES)}); put some into its folders"
+        )
+    images = open_pictures([*train, *test])
+    labels = Labels(y, test_y, len(names))
+    return arrays_of(f"folder:{path}", images[: len(y)], images[len(y) :], labels)
+
+
+def open_pictures(paths: list[Path], size: tuple[int, int] | None = None) -> np.ndarray:
+    """Bytes of (pictures, height, width, 1 or 3), all of the size of the first."""
+    image = pillow()
+    images, grey = [], True
+    for path in paths:
+        with image.open(path) as picture:
+            size = size or picture.size
+            grey = grey and picture.mode in ("1", "L", "I;16", "LA")
+            fitted = picture.convert("RGB")
+            images.append(np.asarray(fitted if fitted.size == size else fitted.resize(size)))
+    stacked = np.stack(images)
+    return stacked[..., :1] if grey else stacked
+
+
+def held_out(count: int, key: Key) -> tuple[Ints, Ints]:
+    """Rows to train on and rows to test on, where a data set does not say."""
+    order = key.fold("held-out").numpy().permutation(count)
+    held = int(count * HELD_OUT)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def pillow() -> ModuleType:
+    """Pillow's `Image`, which only pictures need."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("reading pictures needs Pillow; install gossamer[data]") from None
+    return Image
+
+
+def _classes(folder: Path) -> list[str]:
+    names = sorted(child.name for child in folder.iterdir() if child.is_dir())
+    if not names:
+        raise ValueError(f"{folder} has no folders; put the pictures of each class into one folder")
+    return names
+
+
+def _pictures(folder: Path, names: list[str]) -> tuple[list[Path], Ints]:
+    paths, labels = [], []
+    for label, name in enumerate(names):
+        inside = sorted((folder / name).rglob("*")) if (folder / name).is_dir() else []
+        chosen = [path for path in inside if path.suffix.lower() in PICTURES]
+        paths += chosen
+        labels += [label] * len(chosen)
+    return paths, np.asarray(labels, np.int64)
+
+
+def _whole(y: np.ndarray, path: Path) -> Ints:
+    if y.ndim != 1 or y.dtype.kind not in "iub":
+        raise ValueError(
+            f"labels in {path} are {y.dtype} of shape {y.shape}; give whole numbers, one an example"
+        )
+    return y.astype(np.int64)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _must_exist(path: Path) -> None:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; give the path of your data after the colon"
+        )

@@ -1,0 +1,154 @@
+"""A federation of tensors and index arrays: data are in memory once, clients are row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from gossamer.core import Client, Data, Examples, Key
+from gossamer.data.arrays import SCALES, Arrays, Floats, Ints, Rows, Scale
+from gossamer.data.federation import Augment
+from gossamer.data.index import Index, Pool, Split
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Gathers a client's rows when they are asked for and makes them ready for the module.
+
+    Images come as float32 NCHW in the channels-last memory format, text as int64 tokens.
+    """
+
+    arrays: Arrays
+    train: Index
+    valid: Index
+    own_test: Index
+    budgets: Floats
+    partition: str
+    scale: Scale = "normalised"
+    augment: Augment | None = None
+
+    @property
+    def name(self) -> str:
+        return self.arrays.name
+
+    @property
+    def classes(self) -> int:
+        return self.arrays.labels.classes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One input without the batch dimension: (channels, height, width) or (length,)."""
+        return self.arrays.kind.shape
+
+    @cached_property
+    def pool(self) -> Sequence[Client]:
+        return Pool(self.train.sizes, self.budgets)
+
+    @cached_property
+    def test(self) -> Examples:
+        labels = self.arrays.labels.test
+        return self._examples(self.arrays.test, labels, np.arange(len(labels)))
+
+    def client(self, id: int) -> Data:
+        labels = self.arrays.labels
+        return Data(
+            self._examples(self.arrays.train, labels.train, self.train[id]),
+            self._examples(self.arrays.train, labels.train, self.valid[id]),
+            self._examples(self.arrays.test, labels.test, self.own_test[id]),
+        )
+
+    def test_rows(self, id: int) -> np.ndarray | None:
+        """Rows of `test` that are this client's own test data."""
+        return self.own_test[id]
+
+    def counts(self) -> Ints:
+        """A table of clients by classes: how many training examples of each class everyone has."""
+        return self.train.counts(self.arrays.labels.train, self.classes)
+
+    def describe(self) -> dict[str, object]:
+        """Facts for a report: sizes, and how inputs were scaled."""
+        sizes = self.train.sizes
+        return {
+            "name": self.name,
+            "partition": self.partition,
+            "pool": len(sizes),
+            "classes": self.classes,
+            "shape": self.shape,
+            "train": len(self.train.rows),
+            "valid": len(self.valid.rows),
+            "test": len(self.arrays.labels.test),
+            "smallest": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "largest": int(sizes.max()),
+            "scale": self.scale,
+            "augment": self.augment is not None,
+            **self.arrays.kind.facts(self.scale),
+        }
+
+    def _examples(self, x: Rows, y: Ints, rows: Ints) -> Examples:
+        return Examples(self.arrays.kind.tensor(x[rows], self.scale), torch.from_numpy(y[rows]))
+
+
+def federate(
+    arrays: Arrays,
+    split: Split,
+    partition: str,
+    key: Key,
+    valid: float = 0.0,
+    scale: Scale = "normalised",
+    augment: bool = False,
+    budgets: Sequence[float] | None = None,
+) -> Tensors:
+    """The federation that a split of the arrays makes; see `gossamer.data.federation`."""
+    if scale not in SCALES:
+        raise ValueError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
+    change = arrays.kind.augment(scale) if augment else None
+    if augment and change is None:
+        raise ValueError(
+            f"{arrays.name} has no augmentation (a mirrored example would not be of its class); "
+            f"leave out augment"
+        )
+    train, held = hold_out(split.train, valid, key.fold("valid"))
+    dealt = deal_budgets(budgets, len(split), key.fold("budgets"))
+    return Tensors(arrays, train, held, split.test, dealt, partition, scale, change)
+
+
+def hold_out(train: Index, fraction: float, key: Key) -> tuple[Index, Index]:
+    """Moves a random `fraction` of every client's rows to validation; one row always stays."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"valid is {fraction}, but must be a fraction from 0 up to 1, e.g. 0.1")
+    sizes, owners = train.sizes, train.owners
+    moved = np.minimum(np.floor(sizes * fraction + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
+    if not moved.any():
+        return train, Index(np.empty(0, np.int64), np.zeros(len(train) + 1, np.int64))
+    order = np.lexsort((key.numpy().random(len(owners)), owners))
+    rank = np.arange(len(owners)) - train.offsets[owners]
+    held = np.zeros(len(owners), bool)
+    held[order[rank < moved[owners]]] = True
+    kept, taken = (
+        Index(train.rows[chosen], np.concatenate([[0], np.cumsum(number)]))
+        for chosen, number in ((~held, sizes - moved), (held, moved))
+    )
+    return kept, taken
+
+
+def deal_budgets(budgets: Sequence[float] | None, pool: int, key: Key) -> Floats:
+    """One budget per client: a list as long as the pool is taken as it is, a shorter one is dealt.
+
+    Dealt means repeated to the length of the pool and shuffled, so that each entry of the list goes
+    to the same number of clients: (0.2, 0.2, 0.1) gives two thirds of them 0.2.
+    """
+    given = np.asarray([1.0] if budgets is None else budgets, np.float32)
+    if not 0 < len(given) <= pool or not np.all((given > 0) & (given <= 1)):
+        raise ValueError(
+            f"budgets {list(budgets or ())} do not fit {pool} clients; give 1 to {pool} numbers "
+            f"above 0 and up to 1"
+        )
+    if len(given) == pool:
+        return given
+    repeated = np.resize(given, pool)
+    return repeated if len(given) == 1 else key.numpy().permutation(repeated)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gossamer.data import Features, Images, federation, load
+
+
+def test_npz_of_images(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    x = np.arange(20 * 4 * 4, dtype=np.int64).astype(np.uint8).reshape(20, 4, 4)
+    np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:6], y_test=np.arange(6) % 2)
+    made = federation(f"npz:{path}", pool=4)
+    assert made.client(0).train.x.shape == (5, 1, 4, 4)
+    assert len(made.test) == 6
+    kind = load(f"npz:{path}").kind
+    assert isinstance(kind, Images)
+    assert kind.mean[0] == pytest.approx(float((x / 255).mean()))
+    assert kind.std[0] == pytest.approx(float((x / 255).std()))
+
+
+def test_npz_of_features_is_split_by_key_and_standardised(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    x = np.stack([np.arange(50.0), np.full(50, 7.0)], axis=1)
+    np.savez(path, x=x, y=np.arange(50) % 5)
+    arrays = load(f"npz:{path}")
+    assert isinstance(arrays.kind, Features)
+    assert len(arrays.train) == 40
+    both = [*arrays.train[np.arange(40)][:, 0], *arrays.test[np.arange(10)][:, 0]]
+    assert sorted(both) == list(range(50))
+    made = federation(f"npz:{path}", pool=1).client(0).train.x
+    assert made[:, 0].mean().abs() < 1e-5
+    assert made[:, 1].tolist() == [0.0] * 40
+    raw = federation(f"npz:{path}", pool=1, scale="raw").client(0).train.x
+    assert raw[:, 1].tolist() == [7.0] * 40
+    other = federation(f"npz:{path}", pool=1, seed=1, scale="raw").client(0).train.x
+    assert set(raw[:, 0].tolist()) != set(other[:, 0].tolist())
+
+
+def test_npz_may_have_groups(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.ones((50, 2)), y=np.zeros(50, int), group=np.arange(50) % 3)
+    assert len(federation(f"npz:{path}").pool) == 3
+
+
+def test_npz_without_the_right_names_says_what_to_save(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=np.zeros(3))
+    with pytest.raises(ValueError, match="has images; save x and y, or x_train, y_train"):
+        load(f"npz:{path}")
+    np.savez(path, x=np.zeros((3, 2)), y=np.zeros(3))
+    with pytest.raises(ValueError, match=r"labels in .* are float64 of shape \(3,\)"):
+        load(f"npz:{path}")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.npz does not exist"):
+        load("npz:nowhere.npz")
+
+
+def test_npz_with_pickled_objects_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.asarray([{}], object), y=np.zeros(1, int))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load(f"npz:{path}")
+
+
+def test_csv_takes_the_last_column_or_the_one_named_label(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(f"{i},{i / 2},{'yes' if i % 2 else 'no'}" for i in range(20)))
+    plain = load(f"csv:{path}")
+    assert plain.labels.classes == 2
+    x = plain.train[np.arange(16)]
+    assert np.array_equal(x[:, 0] % 2, plain.labels.train)
+    path.write_text("label,a,b\n" + "\n".join(f"{10 * (i % 3)},{i % 3},{i}" for i in range(30)))
+    named = load(f"csv:{path}")
+    assert named.labels.classes == 3
+    assert np.array_equal(named.train[np.arange(24)][:, 0], named.labels.train)
+
+
+def test_bad_tables_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("1,2,0\n1,0\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* has 2 columns where the first has 3"):
+        load(f"csv:{path}")
+    path.write_text("1,2,0\n1,x,0\n")
+    with pytest.raises(ValueError, match="a feature that is no number"):
+        load(f"csv:{path}")
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        load(f"csv:{path}")
+
+
+def paint(path: Path, colour: object, mode: str = "RGB", size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)
+
+
+def test_folders_with_train_and_test(tmp_path: Path) -> None:
+    for part, count in (("train", 5), ("test", 2)):
+        for number in range(count):
+            paint(tmp_path / part / "cat" / f"{number}.png", (200, 0, 0))
+            paint(tmp_path / part / "dog" / f"{number}.png", (0, 100, 0), size=(12, 8))
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    made = federation(f"folder:{tmp_path}", pool=2, scale="raw")
+    assert made.test.x.shape == (4, 3, 4, 6)
+    assert made.test.y.tolist() == [0, 0, 1, 1]
+    assert made.test.x[3].amax(dim=(1, 2)).tolist() == [0, 100, 0]
+
+
+def test_folders_of_one_level_are_split_by_key(tmp_path: Path) -> None:
+    for number in range(10):
+        paint(tmp_path / "dark" / f"{number}.png", 10, "L")
+        paint(tmp_path / "light" / f"{number}.png", 240, "L")
+    arrays = load(f"folder:{tmp_path}")
+    assert len(arrays.train) == 16
+    assert len(arrays.test) == 4
+    assert arrays.kind.shape == (1, 4, 6)
+    values = arrays.train[np.arange(16)][:, 0, 0, 0]
+    assert np.array_equal(values == 240, arrays.labels.train == 1)
+
+
+def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="put the pictures of each class into one folder"):
+        load(f"folder:{tmp_path}")
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(ValueError, match="has no pictures"):
+        load(f"folder:{tmp_path}")
+
+
+def test_without_pillow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint(tmp_path / "cat" / "0.png", (1, 2, 3))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"needs Pillow; install gossamer\[data\]"):
+        load(f"folder:{tmp_path}")
