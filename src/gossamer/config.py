@@ -95,7 +95,8 @@ class Config:
         name = wish.model or models.default(shape, example.dtype)
         facts = federation.describe()
         known = {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
-        takes = models.options(name) if name.partition(":")[0] in models.MODELS else {}
+        head = name.partition(":")[0]
+        takes = models.options(head) if head in models.MODELS else {}
         extra = {key: value for key, value in known.items() if key in takes}
         module = models.build(name, shape, federation.classes, **extra)
         patterns = [part.strip() for part in wish.prunable.split(",") if part.strip()]

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,12 +94,13 @@ def refusing() -> Iterator[None]:
 
 def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
     with refusing():
+        trackers = [_tracker(word) for word in options.track.split(",") if word]
         method, task, federation = config.build()
         checkpoint.ready(out, 2**20)
         if not resume:
             write_atomically(out / "config.toml", config.toml(_command()).encode())
         name = config.method.rpartition(":")[2]
-        sinks: list[Sink] = [_tracker(word, out, name) for word in options.track.split(",") if word]
+        sinks = [tracker(out, name) for tracker in trackers]
     if not options.quiet:
         sinks.append(display(config.experiment.rounds, name))
     stop = Stop()
@@ -171,10 +172,10 @@ def _saved(out: Path) -> Config:
         return read(path)
 
 
-def _tracker(word: str, out: Path, name: str) -> Sink:
+def _tracker(word: str) -> Callable[[Path, str], Sink]:
     if word not in TRACKERS:
         raise KeyError(f"no tracker {word!r}{nearest(word, TRACKERS)} known: {', '.join(TRACKERS)}")
-    return TRACKERS[word](out, name)
+    return TRACKERS[word]
 
 
 def _fresh(method: str) -> Path:

@@ -1,0 +1,26 @@
+"""Runs every benchmark, or those named: `python -m benchmarks speed scale`."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import scale, speed
+from benchmarks.machine import machine
+
+RESULTS = Path(__file__).parent / "results"
+BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
+    "speed": speed.measure,
+    "scale": scale.measure,
+}
+
+
+def main() -> None:
+    RESULTS.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or BENCHMARKS:
+        found = {"benchmark": name, "machine": machine(), **BENCHMARKS[name]()}
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+        print(json.dumps(found, indent=2))
+
+
+main()
