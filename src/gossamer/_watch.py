@@ -37,6 +37,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     transposes, tied weights and weights that are used without their module's `forward`.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Never: marking this mode for the compiler would import all of it, a second's work."""
+        return False
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         spans = sorted(

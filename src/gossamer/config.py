@@ -16,7 +16,7 @@ import torch
 from gossamer import data, fields, models
 from gossamer.data.federation import Federation
 from gossamer.engine.client import AnyMethod
-from gossamer.engine.loop import Options
+from gossamer.engine.options import Options
 from gossamer.fields import option
 from gossamer.methods import METHODS
 from gossamer.task import Precision, Task

@@ -41,6 +41,9 @@ class Key:
 
     def fold(self, *parts: str | int) -> Key:
         """A key further down the path; different paths give independent randomness."""
+        for part in parts:
+            if not isinstance(part, str | int):
+                raise TypeError(f"a key's path has text and whole numbers, not {part!r}")
         return Key(self.seed, (*self.path, *parts))
 
     def digest(self) -> int:

@@ -51,6 +51,8 @@ def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
     """All scalar fields of a dataclass value; nested records are flattened into one list."""
     hints = get_type_hints(type(record))
     for field in dataclasses.fields(record):
+        if not field.init:
+            continue
         value = getattr(record, field.name)
         here = (*path, field.name)
         if dataclasses.is_dataclass(value):
@@ -87,29 +89,30 @@ def convert(setting: Setting, value: Any) -> Any:
             )
         return value
     wanted = kinds[0]
-    if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool):
-        return value
-    try:
-        if wanted is bool:
-            return {"true": True, "false": False}[str(value).lower()]
+    if type(value) is wanted or (wanted is float and type(value) is int):
         return wanted(value)
+    try:
+        if not isinstance(value, str):
+            raise TypeError
+        return {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)
     except (KeyError, TypeError, ValueError):
-        words = {int: "a whole number", float: "a number", bool: "true or false"}
-        raise ValueError(
-            f"--{flag(setting.name)} is {words.get(wanted, wanted.__name__)}, not {value!r}"
-        ) from None
+        word = _KINDS.get(wanted, wanted.__name__)
+        raise ValueError(f"--{flag(setting.name)} is {word}, not {value!r}") from None
 
 
 def check(record: Any) -> None:
-    """Refuses a value outside its field's bounds or choices, in one sentence."""
+    """Refuses a value of another type than its field's, or out of its bounds, in one sentence."""
     for setting in settings(record):
         value = setting.default
-        if setting.choices and str(value) not in setting.choices:
-            raise ValueError(
-                f"--{flag(setting.name)} is one of {', '.join(setting.choices)}, not {value!r}"
-            )
+        if isinstance(value, str) and not setting.choices and _takes(setting, str):
+            continue
+        if value is None and _takes(setting, type(None)):
+            continue
+        if isinstance(value, str) and not setting.choices:
+            raise ValueError(f"--{flag(setting.name)} is {_kind(setting)}, not {value!r}")
+        convert(setting, value)
         bounds = setting.field.metadata.get("bounds", {})
-        if value is None or isinstance(value, str):
+        if isinstance(value, str):
             continue
         for word, bound in bounds.items():
             if bound is not None and not _COMPARE[word](value, bound):
@@ -118,6 +121,16 @@ def check(record: Any) -> None:
                 )
 
 
+def _takes(setting: Setting, kind: type) -> bool:
+    return kind in (get_args(setting.type) or (setting.type,))
+
+
+def _kind(setting: Setting) -> str:
+    kinds = get_args(setting.type) or (setting.type,)
+    return _KINDS.get(kinds[0], getattr(kinds[0], "__name__", str(kinds[0])))
+
+
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _WORDS = {"least": "at least", "most": "at most", "above": "above", "below": "below"}
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "least": operator.ge,

@@ -91,6 +91,40 @@ class WandB:
         self._run.finish()
 
 
+class Guarded:
+    """A tracker that cannot harm the run: when it fails, it is let go with a word."""
+
+    def __init__(self, inner: Sink, name: str, tell: Callable[[str], None]) -> None:
+        self._inner: Sink | None = inner
+        self._name = name
+        self._tell = tell
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        self._try(lambda sink: sink.emit(event, clock))
+
+    def close(self) -> None:
+        self._try(lambda sink: sink.close())
+
+    def _try(self, act: Callable[[Sink], None]) -> None:
+        if self._inner is None:
+            return
+        try:
+            act(self._inner)
+        except Exception as problem:  # whatever a tracker raises, training goes on
+            self._inner = None
+            self._tell(f"{self._name} failed and is left out from here on: {_first(problem)}")
+
+
+def tracker(name: str, out: Path, run: str, tell: Callable[[str], None]) -> Sink:
+    """A tracker by name; one that cannot start is a ValueError."""
+    try:
+        return Guarded(TRACKERS[name](out, run), name, tell)
+    except ImportError:
+        raise
+    except Exception as problem:  # trackers have errors of their own
+        raise ValueError(f"--track {name} cannot start: {_first(problem)}") from problem
+
+
 TRACKERS: Mapping[str, Callable[[Path, str], Sink]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
@@ -104,6 +138,10 @@ def _round(event: Event) -> int:
 
 def _settings(event: Started) -> dict[str, Any]:
     return {**event.settings, "method": event.method, "rounds": event.rounds, "seed": event.seed}
+
+
+def _first(problem: Exception) -> str:
+    return (str(problem) or type(problem).__name__).splitlines()[0]
 
 
 def _advice(name: str) -> str:

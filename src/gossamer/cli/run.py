@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,12 @@ from types import FrameType
 from typing import Any
 
 from gossamer import engine, fields
-from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, table, warn
+from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, warn
 from gossamer.cli.progress import bits, display
 from gossamer.config import Config, Experiment, absolute, find_method, nearest, read
 from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, replay
 from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.events import Sink
-from gossamer.track import TRACKERS
+from gossamer.track import TRACKERS, tracker
 
 INTERRUPTED = 130
 
@@ -94,13 +93,17 @@ def refusing() -> Iterator[None]:
 
 def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
     with refusing():
-        trackers = [_tracker(word) for word in options.track.split(",") if word]
+        trackers = [word for word in options.track.split(",") if word]
+        for word in trackers:
+            if word not in TRACKERS:
+                hint = nearest(word, TRACKERS)
+                raise KeyError(f"no tracker {word!r}{hint} known: {', '.join(TRACKERS)}")
         method, task, federation = config.build()
         checkpoint.ready(out, 2**20)
+        name = config.method.rpartition(":")[2]
+        sinks = [tracker(word, out, name, warn) for word in trackers]
         if not resume:
             write_atomically(out / "config.toml", config.toml(_command()).encode())
-        name = config.method.rpartition(":")[2]
-        sinks = [tracker(out, name) for tracker in trackers]
     if not options.quiet:
         sinks.append(display(config.experiment.rounds, name))
     stop = Stop()
@@ -172,12 +175,6 @@ def _saved(out: Path) -> Config:
         return read(path)
 
 
-def _tracker(word: str) -> Callable[[Path, str], Sink]:
-    if word not in TRACKERS:
-        raise KeyError(f"no tracker {word!r}{nearest(word, TRACKERS)} known: {', '.join(TRACKERS)}")
-    return TRACKERS[word]
-
-
 def _fresh(method: str) -> Path:
     """A folder that does not exist yet, named by time and method."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method.rpartition(':')[2].lower()}"
@@ -210,7 +207,12 @@ def _told(summary: Summary) -> str:
         ("seconds", f"{summary.seconds:.1f}"),
         ("run", summary.run),
     ]
-    return table(rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {_shown(value)}" for name, value in rows)
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _pair(last: float | None, best: float | None) -> str:

@@ -42,12 +42,19 @@ class Checkpoint:
     server: bytes
     events: int
     """Bytes of the event log that belong to it."""
+    run: str
+    """A hash of what is run: method, settings, rounds and seed."""
 
 
 def save(
-    rounds: Path, progress: Progress, server: bytes, events: int, also: Iterable[Path] = ()
-) -> None:
-    """Writes a checkpoint so that it either is there or is not; then drops the oldest."""
+    rounds: Path,
+    progress: Progress,
+    server: bytes,
+    events: int,
+    run: str,
+    also: Iterable[Path] = (),
+) -> list[int]:
+    """Writes a checkpoint so that it either is there or is not; tells which rounds are kept."""
     folder = round_folder(rounds, progress.round)
     folder.mkdir(parents=True, exist_ok=True)
     for path in also:
@@ -57,12 +64,14 @@ def save(
         "version": VERSION,
         "progress": asdict(progress),
         "events": events,
+        "run": run,
         "server": fingerprint(server),
     }
     write_atomically(folder / "meta.json", json.dumps(meta).encode())
     whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / "meta.json").exists()]
     for old in whole[:-KEPT]:
         _drop(round_folder(rounds, old))
+    return whole[-KEPT:]
 
 
 def newest(rounds: Path) -> Checkpoint | None:
@@ -119,7 +128,7 @@ def _read(folder: Path) -> Checkpoint | None:
         return None
     saved = meta["progress"]
     progress = Progress(**{**saved, "cost": Cost(**saved["cost"])})
-    return Checkpoint(progress, server, meta["events"])
+    return Checkpoint(progress, server, meta["events"], meta["run"])
 
 
 def _drop(folder: Path) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core import Batch, Ctx, Examples, Job, Method, Result
-from gossamer.data.federation import Augment
+from gossamer.core import Batch, Ctx, Examples, Job, Key, Method, Result
+from gossamer.data.federation import Augment, Federation
+from gossamer.task import Task
 
 Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store"]
 AnyMethod = Method[Any, Any, Any, Any, Any]
@@ -89,7 +90,7 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
     if ctx.task.layout.batch_norm and len(cuts) > 1 and count - cuts[-1] == 1:
         cuts.pop()
     ends = [*cuts[1:], count]
-    steps = max(1, math.ceil(job.epochs * len(cuts) - 1e-9))
+    steps = max(1, math.ceil(job.epochs * len(cuts) - 1e-9)) if job.epochs else 0
     step = 0
     for epoch in range(math.ceil(steps / len(cuts))):
         shuffled = _shuffled(data, ctx.key.fold("epoch", epoch).numpy(), ctx.task.device)
@@ -114,3 +115,14 @@ def rows(x: Tensor, order: Tensor) -> Tensor:
     if x.dim() != 4:
         return x.index_select(0, order)
     return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
+
+
+def client_ctx(
+    key: Key, task: Task, federation: Federation, client: int, round: int, rounds: int
+) -> Ctx:
+    """Where a client stands in a round, with its data; an error if it has none to train on."""
+    data = federation.client(client)
+    if not len(data.train):
+        raise ValueError(f"client {client} has no training examples")
+    own = key.fold("round", round, "client", client)
+    return Ctx(task, round, rounds, own, key.fold("common"), data)

@@ -155,7 +155,7 @@ def _digest(model: Model) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for member in model.members if isinstance(model, Ensemble) else (model,):
         for tensor in member.values():
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
     if isinstance(model, Ensemble):
         digest.update(repr(model.weights).encode())
     return digest.digest()

@@ -67,6 +67,8 @@ class ClientFailed:
     client: int
     stage: str
     reason: str
+    down: int
+    paper_down: int
 
 
 @dataclass(frozen=True)

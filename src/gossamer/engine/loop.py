@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import platform
-import sys
+import json
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
-import gossamer
-from gossamer import cost, fields
-from gossamer.core import Client, Ctx, Exchange, Key
+from gossamer import fields
+from gossamer.core import Client, Ctx, Key
 from gossamer.cost import Cost
 from gossamer.data.federation import Federation
-from gossamer.engine import checkpoint, replay
+from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Progress
-from gossamer.engine.client import Abandoned, AnyMethod, ClientError, Stage, train
+from gossamer.engine.client import Abandoned, AnyMethod, ClientError
+from gossamer.engine.conversation import Conversations, Reply, exchanges
 from gossamer.engine.evaluate import Evaluator
 from gossamer.engine.events import (
     SCHEMA,
-    ClientFailed,
-    ClientFinished,
     Clock,
-    Evaluated,
     Event,
     EventLog,
     Finished,
@@ -38,86 +32,15 @@ from gossamer.engine.events import (
     Sink,
     Started,
 )
+from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
+from gossamer.engine.summary import UNKNOWN, Summary, best, environment
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
-from gossamer.fields import option
 from gossamer.task import Task
-from gossamer.wire import Schema, decode, dump, encode, fingerprint, load, record_types
-
-OnClientError = Literal["stop", "skip"]
+from gossamer.wire import dump, fingerprint, load, record_types
 
 SHARE_FOR_CHECKPOINTS = 0.02
 """Part of the time that checkpoints may take, unless a number of rounds is asked for."""
-
-
-class Stop:
-    """A request to stop: once to finish the round, twice to abandon it."""
-
-    def __init__(self) -> None:
-        self._requests = 0
-
-    def request(self) -> int:
-        """Asks (again); returns how often that was done."""
-        self._requests += 1
-        return self._requests
-
-    def after_round(self) -> bool:
-        """Whether to stop when the round is over."""
-        return self._requests >= 1
-
-    def at_once(self) -> bool:
-        """Whether to drop the round."""
-        return self._requests >= 2
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run, as opposed to what: nothing here changes a result."""
-
-    workers: int = option(0, "worker threads; 0 means one per core", least=0)
-    eval_every: int = option(1, "rounds between evaluations; 0 means never", least=0)
-    personal: bool = option(True, "also test every client's model on the client's own test data")
-    on_client_error: OnClientError = option("stop", "what to do when a client's training raises")
-    checkpoint_every: int = option(
-        0, "rounds between checkpoints; 0 means so often that they take 2 % of the time", least=0
-    )
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run came to."""
-
-    method: str
-    run: str
-    rounds: int
-    accuracy: Mapping[str, float | None]
-    density: float
-    cost: Cost
-    seconds: float
-    state_hash: str
-    interrupted: bool
-    state: Any
-    """The final server state."""
-
-    def figures(self) -> dict[str, Any]:
-        """The figures that `--json` prints."""
-        return {
-            "method": self.method,
-            "run": self.run,
-            "rounds": self.rounds,
-            "accuracy": dict(self.accuracy),
-            "density": self.density,
-            "bits": {
-                "up": self.cost.up,
-                "down": self.cost.down,
-                "paper_up": self.cost.paper_up,
-                "paper_down": self.cost.paper_down,
-            },
-            "flops": self.cost.flops,
-            "seconds": self.seconds,
-            "state_hash": self.state_hash,
-            "interrupted": self.interrupted,
-        }
 
 
 def run(
@@ -154,19 +77,6 @@ def run(
         )
         stack.callback(engine.close)
         return engine.run(resume)
-
-
-@dataclass(frozen=True)
-class _Reply:
-    """A client's answer as it came over the wire, or its failure."""
-
-    client: Client
-    down: Any
-    schema: Schema | None
-    data: bytes
-    event: ClientFinished | None
-    seconds: float
-    error: ClientError | None = None
 
 
 class _Engine:
@@ -206,7 +116,6 @@ class _Engine:
         self.saved_at = self.began
         self.save_took = 0.0
         self.saved_round = -1
-        self._lock = threading.Lock()
 
     # the run -----------------------------------------------------------------------------------
 
@@ -215,6 +124,11 @@ class _Engine:
         if found is None:
             self.state = self.method.init(self.server_ctx(0))
         else:
+            if found.run != self.identity():
+                raise ValueError(
+                    f"{self.out} is a run of another method, other settings, rounds or seed; "
+                    "resume it with its own, or choose another folder"
+                )
             self.progress = found.progress
             self.state = load(found.server, self.types)
         checkpoint.ready(self.out, 3 * len(dump(self.state)) + 2**20)
@@ -222,6 +136,16 @@ class _Engine:
         self.store = Store(self.folder, self.types)
         self.store.rollback(self.progress.round if found else -1)
         self.log = EventLog(self.out / "events.jsonl", found.events if found else 0)
+        self.conversations = Conversations(
+            self.method,
+            self.federation,
+            self.store,
+            self.key,
+            self.rounds,
+            self.out,
+            self.options,
+            self.stop,
+        )
         self.evaluate = Evaluator(self.method, self.federation, self.workers, self.options.personal)
         self.before = self.progress.seconds
         if found is None:
@@ -280,7 +204,7 @@ class _Engine:
         ordered = sorted(cohort, key=lambda client: client.id)
         replies = self.train(ctx, ordered)
         answered = [reply for reply in replies if reply.error is None]
-        self.state = self.method.merge(ctx, self.state, _exchanges(answered))
+        self.state = self.method.merge(ctx, self.state, exchanges(answered))
         spent = Cost()
         densities, metrics = [], []
         for reply in replies:
@@ -294,8 +218,9 @@ class _Engine:
             metrics.append(event.metrics)
             self.emit(event, reply.seconds)
         for reply in replies:
-            if (error := reply.error) is not None:
-                self.emit(ClientFailed(number, error.client, error.stage, error.reason))
+            if (failure := reply.failure) is not None:
+                spent += Cost(down=failure.down, paper_down=failure.paper_down)
+                self.emit(failure)
         self.progress = replace(
             self.progress,
             round=number,
@@ -325,77 +250,16 @@ class _Engine:
 
     # clients -----------------------------------------------------------------------------------
 
-    def train(self, ctx: Ctx, cohort: Sequence[Client]) -> list[_Reply]:
+    def train(self, ctx: Ctx, cohort: Sequence[Client]) -> list[Reply]:
         """Every client's reply, in the order of ids; the largest start first, to end together."""
         downs = {client.id: self.method.down(ctx, self.state, client) for client in cohort}
         by_size = sorted(cohort, key=lambda client: (-client.examples, client.id))
 
-        def one(task: Task, client: Client) -> _Reply:
-            return self.client(task, ctx.round, client, downs[client.id])
+        def one(task: Task, client: Client) -> Reply:
+            return self.conversations.hold(task, ctx.round, client, downs[client.id])
 
         replies = self.workers.map(one, by_size)
         return sorted(replies, key=lambda reply: reply.client.id)
-
-    def client(self, task: Task, number: int, client: Client, down: Any) -> _Reply:
-        if self.stop.at_once():
-            raise Abandoned
-        started = time.perf_counter()
-        stage: list[Stage] = ["decode"]
-        local = None
-        try:
-            schema = Schema.of(down)
-            data = encode(down, schema)
-            received = decode(data, schema)
-            local = self.store.get(client.id)
-            stage.append("data")
-            ctx = client_ctx(self.key, task, self.federation, client.id, number, self.rounds)
-            done = train(
-                self.method,
-                ctx,
-                received,
-                local,
-                augment=self.federation.augment,
-                abandoned=self.stop.at_once,
-                at=stage.append,
-            )
-            stage.append("encode")
-            result = done.result
-            answer = Schema.of(result.up)
-            up = encode(result.up, answer)
-            event = ClientFinished(
-                round=number,
-                client=client.id,
-                examples=done.examples,
-                steps=done.steps,
-                density=cost.density(task.layout, result.masks),
-                up=8 * len(up),
-                down=8 * len(data),
-                paper_up=cost.paper_bits(result.up),
-                paper_down=cost.paper_bits(down),
-                flops=cost.training_flops(task.layout, result.masks, done.examples),
-                metrics=dict(result.metrics),
-            )
-            stage.append("store")
-            if result.local is not None:
-                self.store.put(client.id, number, result.local)
-        except Abandoned:
-            raise
-        except Exception as cause:
-            return self.failed(
-                ClientError(stage[-1], number, client.id, cause), client, down, local, started
-            )
-        return _Reply(client, down, answer, up, event, time.perf_counter() - started)
-
-    def failed(
-        self, error: ClientError, client: Client, down: Any, local: Any, started: float
-    ) -> _Reply:
-        """Keeps what is needed to replay the client; raises unless failures are to be skipped."""
-        capsule = replay.Capsule(error.round, self.rounds, self.key.seed, client.id, down, local)
-        replay.write(self.folder, capsule)
-        error.replay = f"gossamer replay {self.out} --round {error.round} --client {client.id}"
-        if self.options.on_client_error == "stop":
-            raise error from error.cause
-        return _Reply(client, down, None, b"", None, time.perf_counter() - started, error)
 
     # what surrounds it -------------------------------------------------------------------------
 
@@ -408,11 +272,11 @@ class _Engine:
             return
         started = time.perf_counter()
         found = self.evaluate(self.server_ctx(self.progress.round), self.state, self.store)
-        self.progress = replace(self.progress, accuracy=_best(self.progress.accuracy, found))
+        self.progress = replace(self.progress, accuracy=best(self.progress.accuracy, found))
         self.emit(found, time.perf_counter() - started)
 
     def accuracy(self) -> dict[str, float | None]:
-        return {**_UNKNOWN, **self.progress.accuracy}
+        return {**UNKNOWN, **self.progress.accuracy}
 
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
@@ -432,11 +296,18 @@ class _Engine:
         self.log.sync()
         progress = replace(self.progress, seconds=self.seconds())
         new = self.store.new()
-        checkpoint.save(self.folder, progress, dump(self.state), self.log.position, new)
-        self.store.commit()
+        kept = checkpoint.save(
+            self.folder, progress, dump(self.state), self.log.position, self.identity(), new
+        )
+        self.store.commit(kept)
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - started
         self.saved_round = self.progress.round
+
+    def identity(self) -> str:
+        """A hash of what decides the results: method, settings, rounds and seed."""
+        what = (self.name, _settings(self.method), self.rounds, self.key.seed)
+        return fingerprint(json.dumps(what).encode())
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""
@@ -450,7 +321,7 @@ class _Engine:
         return Started(
             schema=SCHEMA,
             method=self.name,
-            settings={item.name: item.default for item in fields.settings(self.method)},
+            settings=_settings(self.method),
             rounds=self.rounds,
             seed=self.key.seed,
             pool=len(self.federation.pool),
@@ -474,59 +345,8 @@ class _Engine:
             sink.close()
 
 
-def client_ctx(
-    key: Key, task: Task, federation: Federation, client: int, round: int, rounds: int
-) -> Ctx:
-    """Where a client stands in a round, with its data; an error if it has none to train on."""
-    data = federation.client(client)
-    if not len(data.train):
-        raise ValueError(f"client {client} has no training examples")
-    own = key.fold("round", round, "client", client)
-    return Ctx(task, round, rounds, own, key.fold("common"), data)
-
-
-def environment() -> dict[str, str]:
-    """The software and hardware that a run's bits may depend on."""
-    return {
-        "gossamer": gossamer.__version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-_UNKNOWN: dict[str, float | None] = {
-    "global": None,
-    "global_best": None,
-    "personal_mean": None,
-    "personal_std": None,
-    "personal_worst_decile": None,
-    "personal_best": None,
-    "best": None,
-    "best_round": None,
-}
-
-
-def _best(so_far: Mapping[str, float | None], found: Evaluated) -> dict[str, float | None]:
-    """Last figures, and the best over all evaluations so far."""
-    accuracy: dict[str, float | None] = {
-        **_UNKNOWN,
-        **so_far,
-        "global": found.global_accuracy,
-        "personal_mean": found.personal_mean,
-        "personal_std": found.personal_std,
-        "personal_worst_decile": found.personal_worst_decile,
-    }
-    for last, best in (("global", "global_best"), ("personal_mean", "personal_best")):
-        value, known = accuracy[last], accuracy[best]
-        if value is not None and (known is None or value > known):
-            accuracy[best] = value
-            if last == "global" or found.global_accuracy is None:
-                accuracy["best_round"] = found.round
-    accuracy["best"] = accuracy["global_best"] or accuracy["personal_best"]
-    return accuracy
+def _settings(method: AnyMethod) -> dict[str, Any]:
+    return {item.name: item.default for item in fields.settings(method)}
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -534,10 +354,3 @@ def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         name: float(np.mean([each[name] for each in metrics if name in each])) for name in names
     }
-
-
-def _exchanges(replies: Sequence[_Reply]) -> Iterator[Exchange[Any, Any]]:
-    """Conversations in the order of client ids, decoded one at a time."""
-    for reply in replies:
-        assert reply.schema is not None
-        yield Exchange(reply.client, reply.down, decode(reply.data, reply.schema))

@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.core import Key
 from gossamer.data.federation import Federation
 from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.client import AnyMethod, Trained, train
+from gossamer.engine.client import AnyMethod, Trained, client_ctx, train
 from gossamer.engine.workers import one_torch_thread
 from gossamer.task import Task
 from gossamer.wire import dump, load, record_types
@@ -57,8 +57,6 @@ def read(rounds: Path, round: int, client: int, method: AnyMethod) -> Capsule:
 
 def again(method: AnyMethod, task: Task, federation: Federation, capsule: Capsule) -> Trained:
     """Does what the client did, with a plain traceback and working breakpoints."""
-    from gossamer.engine.loop import client_ctx
-
     with one_torch_thread():
         ctx = client_ctx(
             Key(capsule.seed), task, federation, capsule.client, capsule.round, capsule.rounds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class Store:
         self._written: dict[int, int] = {}
         self._cache: OrderedDict[int, bytes] = OrderedDict()
         self._cached = 0
-        self._stale: list[Path] = []
+        self._superseded: list[tuple[int, int, int]] = []
+        """Client, round written, round of the state that took its place."""
         self._new: list[Path] = []
 
     def get(self, client: int) -> Any:
@@ -71,7 +72,7 @@ class Store:
         path.write_bytes(data)
         with self._lock:
             if client in self._written and self._written[client] != round:
-                self._stale.append(self._path(client, self._written[client]))
+                self._superseded.append((client, self._written[client], round))
             self._written[client] = round
             self._new.append(path)
         self._remember(client, data)
@@ -84,14 +85,19 @@ class Store:
         """Files written since the last checkpoint."""
         return list(self._new)
 
-    def commit(self) -> None:
-        """A checkpoint is safe on disk: what it made useless goes."""
-        for path in self._stale:
+    def commit(self, kept: Sequence[int]) -> None:
+        """Checkpoints of the rounds `kept` are safe on disk: what none of them needs goes."""
+        needed = []
+        for client, old, new in self._superseded:
+            if any(old <= round < new for round in kept):
+                needed.append((client, old, new))
+                continue
+            path = self._path(client, old)
             path.unlink(missing_ok=True)
             for folder in (path.parent, path.parent.parent):
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
-        self._stale.clear()
+        self._superseded = needed
         self._new.clear()
 
     def rollback(self, round: int) -> None:
@@ -99,8 +105,7 @@ class Store:
         self._written.clear()
         self._cache.clear()
         self._cached = 0
-        self._stale.clear()
-        self._new.clear()
+        self._superseded.clear()
         for found in written_rounds(self._rounds):
             folder = round_folder(self._rounds, found)
             if found > round:
@@ -108,8 +113,9 @@ class Store:
                 continue
             for client in _clients_in(folder / "local"):
                 if client in self._written:
-                    self._stale.append(self._path(client, self._written[client]))
+                    self._superseded.append((client, self._written[client], found))
                 self._written[client] = found
+        self._new = [path for path in self._new if path.exists()]
 
     def _path(self, client: int, round: int) -> Path:
         return round_folder(self._rounds, round) / "local" / f"{client}.bin"

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -68,7 +68,10 @@ class Workers:
         self._pool = ThreadPoolExecutor(count, "gossamer", self._start) if count > 1 else None
 
     def map(self, work: Callable[[Task, Item], Out], items: Sequence[Item]) -> list[Out]:
-        """`work` on every item, results in the order of the items; the first error is raised."""
+        """`work` on every item, results in the order of the items.
+
+        The first error is raised when nothing runs any more, so that its handler may clean up.
+        """
         if self._pool is None:
             return [work(self._task, item) for item in items]
         futures = [self._pool.submit(self._run, work, item) for item in items]
@@ -77,6 +80,7 @@ class Workers:
         except BaseException:
             for future in futures:
                 future.cancel()
+            wait(futures)
             raise
 
     def close(self) -> None:

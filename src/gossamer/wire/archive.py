@@ -27,9 +27,13 @@ def load(data: bytes, types: Types) -> Any:
         raise WireError("the file is no record of Gossamer's, or is cut short")
     end = start + struct.unpack("<I", data[len(MAGIC) : start])[0]
     try:
-        schema = Schema.read(json.loads(data[start:end]), types)
-    except (json.JSONDecodeError, UnicodeDecodeError) as damage:
+        plain = json.loads(data[start:end])
+    except ValueError as damage:
         raise WireError("the schema of the record is damaged") from damage
+    try:
+        schema = Schema.read(plain, types)
+    except ValueError as refusal:
+        raise WireError(str(refusal)) from refusal
     return decode(data[end:], schema)
 
 

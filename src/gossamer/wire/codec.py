@@ -40,7 +40,8 @@ def decode(data: bytes, schema: Schema) -> Any:
         raise WireError(
             f"the message has schema {data[1:HEADER].hex()}, {schema.hash.hex()} is expected"
         )
-    return rebuild(schema, _read_leaves(memoryview(data)[HEADER:], schema))
+    leaves = list(_read_leaves(memoryview(data)[HEADER:], schema))
+    return rebuild(schema, iter(leaves))
 
 
 def _leaf_bytes(leaf: Leaf) -> bytes:
@@ -103,7 +104,10 @@ def _read(data: memoryview, node: TensorNode | ScalarNode) -> Leaf:
                 return torch.empty(node.shape, dtype=node.dtype)
             return torch.frombuffer(bytearray(data), dtype=node.dtype).reshape(node.shape)
         case ScalarNode(kind="str"):
-            return str(data[4:], "utf-8")
+            try:
+                return str(data[4:], "utf-8")
+            except UnicodeDecodeError as damage:
+                raise WireError(f"a text of the message is not UTF-8: {damage.reason}") from damage
         case ScalarNode():
             value: int | float | bool = struct.unpack(_STRUCT[node.kind], data)[0]
             return value

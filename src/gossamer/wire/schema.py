@@ -19,6 +19,22 @@ Leaf: TypeAlias = Tensor | int | float | bool | str
 Types: TypeAlias = Mapping[str, type]
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
+_DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
@@ -156,13 +172,23 @@ def _node(value: object, path: str) -> Node:
         case None:
             return NoneNode()
         case Tensor():
+            if value.dtype not in _DTYPES.values() or value.layout != torch.strided:
+                raise TypeError(
+                    f"{path} is a tensor of {value.dtype} ({value.layout}); "
+                    f"a record may hold dense tensors of {', '.join(_DTYPES)}"
+                )
             return TensorNode(value.dtype, tuple(value.shape))
-        case bool() | int() | float() | str():
+        case bool() | int() | float() | str() if type(value) in _SCALARS:
+            if type(value) is int and value not in _INT64:
+                raise TypeError(f"{path} is {value}, which does not fit in 64 bits")
             return ScalarNode(_SCALARS[type(value)])
         case dict():
+            for key in value:
+                if not isinstance(key, str | int):
+                    raise TypeError(f"{path} has the key {key!r}; keys are text or whole numbers")
             children = tuple(_node(inner, f"{path}.{key}") for key, inner in value.items())
             return DictNode(tuple(value), children)
-        case tuple() | list():
+        case tuple() | list() if type(value) in (tuple, list):
             children = tuple(_node(inner, f"{path}[{i}]") for i, inner in enumerate(value))
             return TupleNode(type(value), children)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -213,21 +239,29 @@ def _read(plain: Any, types: Types) -> Node:
     match plain:
         case None:
             return NoneNode()
-        case ["tensor", str(dtype), list(shape)]:
-            return TensorNode(getattr(torch, dtype), tuple(shape))
-        case ["scalar", str(kind)]:
+        case ["tensor", str(dtype), list(shape)] if dtype in _DTYPES and _is_shape(shape):
+            return TensorNode(_DTYPES[dtype], tuple(shape))
+        case ["scalar", str(kind)] if kind in _SCALARS.values():
             return ScalarNode(kind)
-        case ["dict", list(keys), list(children)]:
-            return DictNode(tuple(keys), tuple(_read(child, types) for child in children))
+        case ["dict", list(keys), list(children)] if len(keys) == len(children):
+            if all(isinstance(key, str | int) for key in keys):
+                return DictNode(tuple(keys), tuple(_read(child, types) for child in children))
         case ["tuple" | "list" as kind, list(children)]:
             inner = tuple(_read(child, types) for child in children)
             return TupleNode(tuple if kind == "tuple" else list, inner)
-        case ["record", str(name), list(names), list(children)]:
+        case ["record", str(name), list(names), list(children)] if len(names) == len(children):
             if name not in types:
                 raise ValueError(f"{name} is not a record of this method, which has {list(types)}")
+            wanted = [field.name for field in dataclasses.fields(types[name])]
+            if names != wanted:
+                raise ValueError(f"{name} was written with fields {names}, but has {wanted}")
             inner = tuple(_read(child, types) for child in children)
             return RecordNode(types[name], tuple(names), inner)
     raise ValueError(f"{plain!r} is no part of a schema")
+
+
+def _is_shape(sizes: list[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in sizes)
 
 
 def _rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:

@@ -1,0 +1,403 @@
+"""The checks find what they are made to find: a bad method for each of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer import (
+    Batch,
+    Client,
+    Ctx,
+    Ensemble,
+    Exchange,
+    FedAvg,
+    Job,
+    Params,
+    Result,
+    Training,
+    option,
+    sample,
+)
+from gossamer.check import PROMISES, Finding, check
+from gossamer.methods import dense
+from gossamer.methods.dense import Down, Local, Up, Work
+from gossamer.methods.fedavg import Server
+
+KEPT: dict[Any, Any] = {}
+"""Where bad methods hide their state."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> None:
+    KEPT.clear()
+
+
+def moved(params: Params, by: float) -> Params:
+    return {name: tensor + by for name, tensor in params.items()}
+
+
+# settings ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Thawed:
+    clients: int = 3
+
+
+@dataclass(frozen=True)
+class Doubled(FedAvg):
+    batch: int = option(3, "also in training")
+
+
+# records ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SendsAnObject(FedAvg):
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return replace(super().finish(ctx, work), up=Up({"w": {1, 2}}))  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class KeepsAnArray(FedAvg):
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return replace(super().finish(ctx, work), local=Local({"w": np.ones(2)}))  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class Mystery:
+    params: Params
+
+
+@dataclass(frozen=True)
+class Unannounced(FedAvg):
+    """Sends a record that its signature does not name."""
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return Mystery(super().down(ctx, state, client).params)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class WrongMask(FedAvg):
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return replace(super().finish(ctx, work), masks={"0.weight": torch.ones(2)})
+
+
+@dataclass(frozen=True)
+class TensorMetric(FedAvg):
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return replace(super().finish(ctx, work), metrics={"loss": torch.ones(1)})  # type: ignore[dict-item]
+
+
+# hidden state and randomness --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CountsGlobally(FedAvg):
+    """Starts somewhere else each time it is asked."""
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        KEPT["calls"] = KEPT.get("calls", 0) + 1
+        return super().begin(ctx, Down(moved(down.params, 0.01 * KEPT["calls"])), local)
+
+
+@dataclass(frozen=True)
+class RemembersClients(FedAvg):
+    """Keeps a client's last weights in a global instead of in Local."""
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        return super().begin(ctx, KEPT.get(ctx.key.path[-1], down), local)
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        found = super().finish(ctx, work)
+        KEPT[ctx.key.path[-1]] = Down(moved(found.up.params, 0))
+        return found
+
+
+@dataclass(frozen=True)
+class HidesOnSelf(FedAvg):
+    """The server's momentum is an attribute of the method, which no checkpoint holds."""
+
+    hidden: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        mean = dense.average(exchanges, self.weighting)
+        if not mean:
+            return state
+        old = self.hidden.get("velocity", dict.fromkeys(mean, 0))
+        step = {name: 0.5 * old[name] + mean[name] - state.params[name] for name in mean}
+        if self.hidden.get("round") != ctx.round:
+            self.hidden.update(velocity=step, round=ctx.round)
+        return Server({name: state.params[name] + step[name] for name in mean})
+
+
+@dataclass(frozen=True)
+class TorchNoise(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        mean = dense.average(exchanges, self.weighting)
+        return Server({**state.params, **{n: t + torch.rand(t.shape) for n, t in mean.items()}})
+
+
+@dataclass(frozen=True)
+class NumpyCohort(FedAvg):
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        chosen = np.random.permutation(len(pool))[: self.clients]  # noqa: NPY002
+        return [pool[index] for index in chosen.tolist()]
+
+
+@dataclass(frozen=True)
+class PythonNoise(FedAvg):
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        return super().step(ctx, replace(work, rate=random.random()), batch)
+
+
+# inputs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainsInPlace(FedAvg):
+    """Begins with the server's own tensors; `step` then updates them."""
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        work = Work(down.params, self.training.rate(ctx))
+        return Job(work, self.training.epochs, self.training.batch)
+
+
+@dataclass(frozen=True)
+class BeginsInPlace(FedAvg):
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        for tensor in down.params.values():
+            tensor.mul_(1.5)
+        return super().begin(ctx, down, local)
+
+
+@dataclass(frozen=True)
+class MergesInPlace(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        for name, tensor in dense.average(exchanges, self.weighting).items():
+            state.params[name].copy_(tensor)
+        return state
+
+
+@dataclass(frozen=True)
+class ChangesItsData(FedAvg):
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        ctx.own.train.x.mul_(0.5)
+        return super().begin(ctx, down, local)
+
+
+# the server -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Repeats(FedAvg):
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return [pool[0], pool[0]]
+
+
+@dataclass(frozen=True)
+class Invents(FedAvg):
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return [replace(pool[0], examples=99)]
+
+
+@dataclass(frozen=True)
+class DecaysAnyway(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        merged = super().merge(ctx, state, exchanges)
+        return Server({name: 0.9 * tensor for name, tensor in merged.params.items()})
+
+
+@dataclass(frozen=True)
+class DividesByNobody(FedAvg):
+    """The sum over everyone expected, divided by those who came: NaN when nobody did."""
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        listed = list(exchanges)
+        sums = {
+            name: sum((e.up.params[name] for e in listed), torch.zeros_like(tensor)) / len(listed)
+            for name, tensor in state.params.items()
+        }
+        return Server(sums)
+
+
+@dataclass(frozen=True)
+class NeedsEveryone(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        listed = list(exchanges)
+        if listed:
+            assert len(listed) == self.clients, "somebody is missing"
+        return super().merge(ctx, state, listed)
+
+
+@dataclass(frozen=True)
+class LastOneWins(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        for exchange in exchanges:
+            state = Server(exchange.up.params)
+        return state
+
+
+@dataclass(frozen=True)
+class ReadsTwice(FedAvg):
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        total = sum(exchange.client.examples for exchange in exchanges)
+        params = dict(state.params)
+        for exchange in exchanges:
+            for name, tensor in exchange.up.params.items():
+                change = tensor - exchange.down.params[name]
+                params[name] = params[name] + change * (exchange.client.examples / total)
+        return Server(params)
+
+
+# the model, the job, the runs -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartialModel(FedAvg):
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return {name: state.params[name] for name in ctx.task.layout.prunable}
+
+
+@dataclass(frozen=True)
+class ForgetsStatistics(FedAvg):
+    """Fine without batch normalisation, wrong with it."""
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return {name: state.params[name] for name in ctx.task.layout.parameters}
+
+
+@dataclass(frozen=True)
+class LopsidedEnsemble(FedAvg):
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Ensemble:  # type: ignore[override]
+        return Ensemble((state.params, state.params), (1.0,))
+
+
+@dataclass(frozen=True)
+class WholeEpochsOnly(FedAvg):
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        assert batch.steps % batch.per_epoch == 0, "whole epochs only"
+        return super().step(ctx, work, batch)
+
+
+@dataclass(frozen=True)
+class ThreadsCount(FedAvg):
+    """What a client does depends on how many are at it in the same moment."""
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        with LOCK:
+            KEPT["now"] = KEPT.get("now", 0) + 1
+        time.sleep(0.002)
+        rate = work.rate if KEPT["now"] == 1 else 0.5 * work.rate
+        with LOCK:
+            KEPT["now"] -= 1
+        return super().step(ctx, replace(work, rate=rate), batch)
+
+
+LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class NotInTheState(FedAvg):
+    """Its number of rounds so far lives on the method, so a resumed run starts to count anew."""
+
+    rounds: list[int] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        if ctx.round not in self.rounds:
+            self.rounds.append(ctx.round)
+        return sample(ctx.key.fold(len(self.rounds)), pool, self.clients)
+
+
+BAD: list[tuple[Any, str, str]] = [
+    (Thawed(), "settings are sound", "not frozen"),
+    (FedAvg, "settings are sound", "not an instance of a dataclass"),
+    (FedAvg(clients=0), "settings are sound", "--clients must be at least 1"),
+    (Doubled(), "settings are sound", "two settings are called 'batch'"),
+    (SendsAnObject(), "records can be encoded", r"Up\.params\.w is a set"),
+    (KeepsAnArray(), "records can be encoded", r"Local\.buffers\.w is a ndarray"),
+    (WrongMask(), "records can be encoded", "a mask '0.weight'"),
+    (TensorMetric(), "records can be encoded", "a metric that is not a number"),
+    (Unannounced(), "records are named in signatures", "Down cannot be read back.*Mystery"),
+    (CountsGlobally(), "calls can be repeated", "begin of client .* when it is called again"),
+    (RemembersClients(), "calls can be repeated", "when (it is called again|all is done again)"),
+    (HidesOnSelf(), "calls can be repeated", "when (it is called again|all is done again)"),
+    (TorchNoise(), "global seeds do not matter", "merge of round 1 depends on the global seeds"),
+    (NumpyCohort(), "global seeds do not matter", "cohort of round 1 depends"),
+    (PythonNoise(), "global seeds do not matter", "step 0 of client .* depends"),
+    (TrainsInPlace(), "inputs stay unchanged", "step 0 .* what the server sent"),
+    (BeginsInPlace(), "inputs stay unchanged", "begin .* changes its argument number 2"),
+    (MergesInPlace(), "inputs stay unchanged", "merge of round 1 changes its argument number 2"),
+    (ChangesItsData(), "inputs stay unchanged", "begin .* changes its argument number 1"),
+    (Repeats(), "cohorts come from the pool", "names a client twice"),
+    (Invents(), "cohorts come from the pool", "somebody outside the pool"),
+    (DecaysAnyway(), "an empty round changes nothing", "merging no exchanges in round 1"),
+    (DividesByNobody(), "an empty round changes nothing", "ZeroDivisionError|merging no exch"),
+    (NeedsEveryone(), "a failed client can be left out", "AssertionError: somebody is missing"),
+    (LastOneWins(), "order of arrival does not matter", "depends on the order of arrival"),
+    (ReadsTwice(), "order of arrival does not matter", "reads its exchanges more than once"),
+    (PartialModel(), "models are whole", "lacks the tensor '0.bias'"),
+    (ForgetsStatistics(), "models are whole", "running_mean.*with batch normalisation"),
+    (LopsidedEnsemble(), "models are whole", "has 2 members and other weights"),
+    (WholeEpochsOnly(), "epochs may be fractional", "AssertionError: whole epochs only"),
+    (ThreadsCount(), "one worker equals two", "the final state of a run is another one"),
+    (NotInTheState(), "resumed equals uninterrupted", "another one when it is resumed after"),
+    (HidesOnSelf(), "resumed equals uninterrupted", "another one when it is resumed after"),
+]
+
+
+def outcome(method: Any, name: str) -> Finding:
+    """The finding of one check, without waiting for the others that come after it."""
+    for finding in check(method):
+        if finding.name == name:
+            return finding
+    raise AssertionError(f"no check is called {name!r}")
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "detail"),
+    BAD,
+    ids=[f"{getattr(bad, '__name__', type(bad).__name__)}: {name}" for bad, name, _ in BAD],
+)
+def test_a_broken_promise_is_found(
+    method: Any, name: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(name, monkeypatch)
+    found = outcome(method, name)
+    assert not found.ok
+    assert re.search(detail, found.detail), found.detail
+    assert "\n" not in found.detail
+
+
+def only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the other promises out, which a bad method may break too."""
+    wanted = {label: promise for label, promise in PROMISES.items() if label == name}
+    monkeypatch.setattr("gossamer.check.PROMISES", wanted)
+
+
+def test_a_check_touches_neither_global_generators_nor_threads() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), random.getstate()
+    torch.set_num_threads(2)
+    assert all(finding.ok for finding in check(FedAvg(training=Training(lr=0.1)), rounds=2))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert torch.get_num_threads() == 2
+
+
+def test_findings_come_one_by_one() -> None:
+    findings = check(FedAvg())
+    assert next(findings) == Finding("settings are sound", True)
+
+
+def test_nothing_more_is_tried_on_what_is_no_method() -> None:
+    assert len(list(check(Thawed()))) == 1  # type: ignore[arg-type]

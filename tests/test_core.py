@@ -1,0 +1,139 @@
+"""The vocabulary: keys that depend on their path alone, cohorts without doubles."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gossamer
+from gossamer import Batch, Client, Key, sample
+from helpers import linear, server_ctx
+
+parts = st.lists(st.text(max_size=4) | st.integers(-5, 5), max_size=4).map(tuple)
+
+
+@given(st.integers(0, 3), parts, st.integers(0, 3), parts)
+def test_keys_are_equal_exactly_when_seed_and_path_are(
+    seed: int, path: tuple[str | int, ...], other_seed: int, other: tuple[str | int, ...]
+) -> None:
+    one, two = Key(seed).fold(*path), Key(other_seed).fold(*other)
+    assert (one.digest() == two.digest()) == ((seed, path) == (other_seed, other))
+
+
+@given(parts, parts)
+def test_folding_twice_is_folding_once(
+    first: tuple[str | int, ...], second: tuple[str | int, ...]
+) -> None:
+    assert Key(1).fold(*first).fold(*second) == Key(1).fold(*first, *second)
+
+
+def test_a_number_and_its_text_are_different_paths() -> None:
+    assert Key(1).fold(1).digest() != Key(1).fold("1").digest()
+    assert Key(1).fold("ab", "c").digest() != Key(1).fold("a", "bc").digest()
+
+
+def test_what_a_key_draws_never_changes() -> None:
+    """Results of all earlier versions depend on these numbers."""
+    key = Key(1).fold("round", 3, "client", 17)
+    assert key.digest() == 0xB1B9D2B6DC6C992976C5956A9F7D67B6
+    assert key.numpy().integers(1000, size=4).tolist() == [598, 178, 320, 147]
+    drawn = torch.randint(1000, (4,), generator=key.generator())
+    assert drawn.tolist() == [366, 172, 366, 651]
+
+
+def test_a_key_draws_the_same_again_and_touches_no_global_generator() -> None:
+    state = torch.get_rng_state()
+    key = Key(4).fold("x")
+    assert torch.equal(
+        torch.rand(5, generator=key.generator()), torch.rand(5, generator=key.generator())
+    )
+    assert (key.numpy().random(5) == key.numpy().random(5)).all()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert pickle.loads(pickle.dumps(key)) == key
+
+
+@given(st.integers(1, 30), st.data())
+def test_a_cohort_has_no_doubles_and_is_in_order(size: int, data: st.DataObject) -> None:
+    pool = [Client(3 * id, 1) for id in range(size)]
+    count = data.draw(st.integers(1, size))
+    chosen = [client.id for client in sample(Key(data.draw(st.integers(0, 99))), pool, count)]
+    assert len(set(chosen)) == count and chosen == sorted(chosen)
+    assert set(chosen) <= {client.id for client in pool}
+
+
+def test_every_client_is_sampled_equally_often() -> None:
+    pool = [Client(id, 1) for id in range(10)]
+    counts = Counter(
+        client.id for round in range(2000) for client in sample(Key(0).fold(round), pool, 3)
+    )
+    # 600 expected each; the standard deviation is 20.5.
+    assert all(abs(counts[id] - 600) < 5 * 20.5 for id in range(10))
+
+
+def test_sampling_a_pool_does_not_look_at_all_of_it() -> None:
+    class Lazy:
+        asked = 0
+
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, index: int) -> Client:
+            self.asked += 1
+            return Client(index, 1)
+
+    pool = Lazy()
+    assert len(sample(Key(0), pool, 10)) == 10  # type: ignore[arg-type]
+    assert pool.asked == 10
+
+
+@pytest.mark.parametrize("count", [0, -1, 4])
+def test_a_cohort_larger_than_the_pool_or_empty_is_refused(count: int) -> None:
+    pool = [Client(id, 1) for id in range(3)]
+    with pytest.raises(ValueError, match=f"{count} clients per round asked for.*pool has 3"):
+        sample(Key(0), pool, count)
+
+
+def test_a_server_has_no_data() -> None:
+    with pytest.raises(ValueError, match="a server has no data"):
+        _ = server_ctx(linear()).own
+
+
+@pytest.mark.parametrize(("step", "ends"), [(0, False), (2, True), (3, False), (5, True)])
+def test_an_epoch_ends_with_its_last_full_pass(step: int, ends: bool) -> None:
+    nothing = torch.zeros(0)
+    assert Batch(nothing, nothing, Key(0), step, 6, step // 3, 2.0, 3).ends_epoch is ends
+
+
+def test_importing_gossamer_loads_nothing_heavy_beyond_torch() -> None:
+    """Optional packages are read by the parts that need them, when they are used."""
+    heavy = "matplotlib rich PIL tensorboard pandas mlflow wandb datasets sklearn scipy flwr"
+    code = f"""
+import sys, torch, numpy
+before = set(sys.modules)
+import gossamer
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(new & set({heavy!r}.split())))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.strip() == ""
+
+
+def test_everything_public_is_there() -> None:
+    assert all(hasattr(gossamer, name) for name in gossamer.__all__)
+    assert gossamer.__all__ == sorted(
+        gossamer.__all__, key=lambda name: (not name.isupper(), name.islower(), name)
+    )
+
+
+def test_a_key_refuses_parts_that_are_neither_text_nor_whole_numbers() -> None:
+    with pytest.raises(TypeError, match=r"not 0\.5"):
+        Key(1).fold(0.5)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Trackers get curves and can do no harm."""
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.engine.events import Clock, Evaluated, Event, RoundFinished
+from gossamer.track import Guarded, scalars, tracker
+
+CLOCK = Clock(0.0, 0.0)
+EVALUATED = Evaluated(3, 0.5, 1.0, None, None, None, 0)
+
+
+class Broken:
+    """A tracker that loses its connection."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        self.calls += 1
+        raise ConnectionError("the network is gone")
+
+    def close(self) -> None:
+        self.calls += 1
+
+
+def test_a_tracker_that_fails_is_let_go_with_one_word() -> None:
+    told: list[str] = []
+    inner = Broken()
+    guarded = Guarded(inner, "broken", told.append)
+    for _ in range(3):
+        guarded.emit(EVALUATED, CLOCK)
+    guarded.close()
+    assert inner.calls == 1
+    assert told == ["broken failed and is left out from here on: the network is gone"]
+
+
+def test_scalars_leave_out_what_a_method_does_not_have() -> None:
+    assert scalars(EVALUATED) == {"accuracy/global": 0.5, "loss/global": 1.0}
+    finished = RoundFinished(1, [0], [], 0.25, {"loss": 2.0}, 10, 20, 30, 40, 50)
+    assert scalars(finished) == {
+        "bits/up": 10.0,
+        "bits/down": 20.0,
+        "flops": 50.0,
+        "density": 0.25,
+        "train/loss": 2.0,
+    }
+
+
+def test_a_tracker_that_cannot_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(out: Path, name: str) -> Broken:
+        raise RuntimeError("no server\nand a long story")
+
+    monkeypatch.setattr("gossamer.track.TRACKERS", {"broken": refuse})
+    with pytest.raises(ValueError, match=r"--track broken cannot start: no server$"):
+        tracker("broken", tmp_path, "run", print)
