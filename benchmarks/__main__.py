@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import scale, speed
+from benchmarks import masks, scale, speed
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "speed": speed.measure,
     "scale": scale.measure,
+    "masks": masks.measure,
 }
 
 

@@ -1,0 +1,51 @@
+"""What a mask is worth: the bits below which no code for masks of its kind can go.
+
+Side information (how many ones there are, or which class a row is of) is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from gossamer.wire.bits import Bits
+from gossamer.wire.rows import view
+
+
+def mask_bits(masks: Sequence[Bits]) -> float:
+    """The limit if every weight is kept with the same chance, independently: `n H(density)`."""
+    return _bits(sum(_ones(mask) for mask in masks), sum(mask.size for mask in masks))
+
+
+def row_bits(masks: Sequence[Bits]) -> float:
+    """The limit if every row has a chance of its own; never more than `mask_bits`."""
+    found = []
+    for mask in masks:
+        rows, length = view(mask.shape)
+        ones = np.count_nonzero(mask.reshape(rows, length), axis=1)
+        found += [_bits(count, length) for count in ones.tolist()]
+    return math.fsum(found)
+
+
+def conditional_bits(masks: Sequence[Bits], known: Sequence[Bits]) -> float:
+    """The limit for a receiver of `known`: one chance to lose a weight, another to gain one."""
+    size = sum(mask.size for mask in known)
+    held = sum(_ones(old) for old in known)
+    pairs = list(zip(masks, known, strict=True))
+    lost = sum(_ones(old & ~new) for new, old in pairs)
+    gained = sum(_ones(new & ~old) for new, old in pairs)
+    return _bits(lost, held) + _bits(gained, size - held)
+
+
+def _ones(mask: Bits) -> int:
+    return int(np.count_nonzero(mask))
+
+
+def _bits(ones: int, size: int) -> float:
+    """`size` times the binary entropy of `ones / size`."""
+    few = min(ones, size - ones)
+    if few == 0:
+        return 0.0
+    return (few * math.log(size / few) - (size - few) * math.log1p(-few / size)) / math.log(2)

@@ -1,0 +1,93 @@
+"""Masks as rows: the weights into one neuron or filter are a row, and rows differ in density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.wire.bits import Bits, Whole
+
+Shape: TypeAlias = tuple[int, ...]
+
+SHORTEST = 8
+"""Rows with fewer bits than this are not worth a word each: their tensor is one row."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How one long line of bits is cut into rows, and the rows into groups (tensors)."""
+
+    lengths: Whole
+    """Bits in each row."""
+    groups: Whole
+    """The first row of each group, and the number of rows."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[Whole]) -> Rows:
+        """The rows of several groups; groups without any bit are left out."""
+        present = [row for row in lengths if row.any()]
+        return cls(np.concatenate([*present, np.empty(0, np.int64)]), edges([*map(len, present)]))
+
+    @cached_property
+    def edges(self) -> Whole:
+        """Where each row begins, and where the last one ends."""
+        return edges(self.lengths)
+
+    @cached_property
+    def owners(self) -> Whole:
+        """The group of each row."""
+        return np.repeat(np.arange(len(self.groups) - 1), np.diff(self.groups))
+
+    @cached_property
+    def spans(self) -> list[slice]:
+        """The bits of each group."""
+        ends = self.edges[self.groups].tolist()
+        return [slice(a, b) for a, b in pairwise(ends)]
+
+
+def edges(lengths: Whole | Sequence[int]) -> Whole:
+    """Running sums, from zero."""
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found
+
+
+def view(shape: Shape) -> tuple[int, int]:
+    """Rows of a tensor and bits in each; tensors of few dimensions or short rows are one row."""
+    total = math.prod(shape)
+    if len(shape) < 2 or total < SHORTEST * shape[0] or total == 0:
+        return 1, total
+    return shape[0], total // shape[0]
+
+
+def row_lengths(shapes: Sequence[Shape]) -> list[Whole]:
+    """Bits in each row of each tensor."""
+    views = [view(shape) for shape in shapes]
+    return [np.full(rows, length, np.int64) for rows, length in views]
+
+
+def line(masks: Sequence[Bits]) -> Bits:
+    """All masks in one new line of bits."""
+    for index, mask in enumerate(masks):
+        if mask.dtype != np.bool_:
+            raise TypeError(f"mask {index} is of {mask.dtype}; masks are of bool")
+    return np.concatenate([*(mask.reshape(-1) for mask in masks), np.empty(0, np.bool_)])
+
+
+def split(bits: Bits, shapes: Sequence[Shape]) -> list[Bits]:
+    """The masks of a line of bits; they share its memory."""
+    ends = edges([math.prod(shape) for shape in shapes]).tolist()
+    pairs = zip(shapes, pairwise(ends), strict=True)
+    return [bits[start:end].reshape(shape) for shape, (start, end) in pairs]
+
+
+def counts(ones: NDArray[np.int64], cuts: Whole) -> Whole:
+    """How many of the sorted positions lie between each two cuts."""
+    return np.diff(np.searchsorted(ones, cuts))
