@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import masks, scale, speed
+from benchmarks import masks, scale, speed, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "speed": speed.measure,
     "scale": scale.measure,
     "masks": masks.measure,
+    "wire": wire.measure,
 }
 
 

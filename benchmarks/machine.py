@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""What benchmarks share: a description of the machine, and a watch on rounds."""
 
 import os
 import platform
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 import gossamer
+from gossamer.engine.events import Clock, Event, RoundFinished
 
 
 def machine() -> dict[str, object]:
@@ -23,3 +24,17 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "gossamer": gossamer.__version__,
     }
+
+
+class Seconds:
+    """Collects the duration of every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        if isinstance(event, RoundFinished):
+            self.rounds.append(clock.seconds)
+
+    def close(self) -> None:
+        pass

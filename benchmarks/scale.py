@@ -11,26 +11,12 @@ import subprocess
 import sys
 
 import gossamer as gs
+from benchmarks.machine import Seconds
 from gossamer import data, models
-from gossamer.engine.events import Clock, Event, RoundFinished
 
 SIZES = (100, 10_000, 100_000)
 REPEATS = 3
 ROUNDS = 300
-
-
-class Seconds:
-    """Collects the duration of every round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[float] = []
-
-    def emit(self, event: Event, clock: Clock) -> None:
-        if isinstance(event, RoundFinished):
-            self.rounds.append(clock.seconds)
-
-    def close(self) -> None:
-        pass
 
 
 def child(pool: int) -> dict[str, float]:

@@ -1,25 +1,95 @@
-"""Bits and operations against counts made by hand."""
+"""Bits, operations and seconds against counts made by hand."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer import Task
-from gossamer.cost import Cost, density, paper_bits, training_flops
+from gossamer.cost import (
+    FLOPS,
+    NETWORKS,
+    Accounting,
+    Cost,
+    Effort,
+    FlopsModel,
+    MaskCode,
+    Network,
+    densities,
+    density,
+    mask_bits,
+    paper_bits,
+    paper_rows,
+)
+from gossamer.layout import Layout
 from gossamer.methods.dense import Up
+from gossamer.wire import Revision, pack
 from helpers import conv, mlp
+
+MASK = torch.arange(40).reshape(8, 5) % 4 == 0  # ten of forty
+
+
+# bits --------------------------------------------------------------------------------------------
 
 
 def test_papers_count_32_bits_a_number_and_one_a_mask_entry() -> None:
     record = Up({"w": torch.zeros(3, 4), "half": torch.zeros(5, dtype=torch.float16)})
     assert paper_bits(record) == 32 * 17
     assert paper_bits((torch.zeros(9, dtype=torch.bool), 1, 2.0, None)) == 9 + 64
+    assert paper_bits({"a": torch.zeros(9) > 0, "b": torch.zeros(2, 3) > 0}) == 15
+
+
+def test_papers_count_packed_values_and_whole_masks() -> None:
+    packed = pack({"w": torch.ones(8, 5), "bias": torch.ones(8)}, {"w": MASK})
+    assert paper_bits(packed) == 32 * (10 + 8)
+    assert paper_bits(Revision({"w": MASK}, {"w": ~MASK})) == 40
+    rows = paper_rows((packed, Revision({"w": MASK})), Accounting(mask_code="none"))
+    assert [bits for _, bits in rows] == [32 * 18, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "bits"),
+    [
+        ("bitmap", 40 + 40),
+        ("none", 0),
+        ("coo", 10 * 6 + 40 * 6),
+        ("csr-flat", 32 * 50 + 2 * 64),
+        ("csr-2d", 32 * 50 + 2 * 32 * 9),
+        ("entropy", math.ceil(40 * (2 - 0.75 * math.log2(3)))),
+        ("seed", 64 + 2 * 32),
+        ("auto", 80),
+    ],
+)
+def test_masks_in_the_codes_of_papers(code: MaskCode, bits: float) -> None:
+    masks = {"a": MASK, "full": torch.ones(8, 5, dtype=torch.bool)}
+    assert mask_bits(masks, code) == bits
+    assert paper_bits(masks, Accounting(mask_code=code)) == bits
+
+
+@pytest.mark.parametrize("code", ["bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "auto"])
+def test_masks_without_dimensions_or_weights_have_a_price_too(code: MaskCode) -> None:
+    for mask in (torch.tensor(True), torch.zeros(0, 3) > 0):
+        assert 0 <= mask_bits({"m": mask}, code) <= 128
+
+
+def test_indices_beat_a_bitmap_below_one_weight_in_as_many_as_they_have_bits() -> None:
+    few = torch.arange(1 << 16) < 4000
+    many = torch.arange(1 << 16) < 4100
+    assert mask_bits({"m": few}, "auto") == mask_bits({"m": few}, "coo") == 4000 * 16
+    assert mask_bits({"m": many}, "auto") == mask_bits({"m": many}, "bitmap") == 1 << 16
 
 
 def test_costs_add_up() -> None:
-    assert Cost(1, 2, 3, 4, 5, 6) + Cost(10, 20, 30, 40, 50, 60) == Cost(11, 22, 33, 44, 55, 66)
+    one = Cost(*range(1, 9))
+    assert one + Cost(*range(10, 90, 10)) == Cost(*range(11, 99, 11))
+    assert len(fields(Cost)) == 8 and one + Cost() == one
+
+
+# operations --------------------------------------------------------------------------------------
 
 
 def test_density_is_the_share_of_prunable_weights_kept() -> None:
@@ -29,21 +99,91 @@ def test_density_is_the_share_of_prunable_weights_kept() -> None:
     half[:4] = True
     assert density(layout, {"0.weight": half}) == (20 + 24) / 64
     assert density(layout, {"0.weight": half, "3.weight": torch.zeros(3, 8) > 0}) == 20 / 64
+    assert densities({"0.weight": half, "none": torch.zeros(0) > 0}) == {"0.weight": 0.5}
 
 
 def test_a_model_without_prunable_weights_is_dense() -> None:
     task = Task.of(nn.Linear(3, 2), torch.zeros(2, 3), prunable=[])
     assert density(task.layout, {}) == 1.0
+    assert effort(task.layout, {}, 1).mean_density == 1.0
+
+
+def effort(layout: Layout, masks: dict[str, Tensor], examples: int) -> Effort:
+    return Effort(layout, densities(masks), examples, steps=examples, per_epoch=examples)
 
 
 def test_a_step_costs_three_passes_of_two_operations_per_product() -> None:
-    assert training_flops(mlp().layout, {}, 1) == 2 * 3 * (5 * 8 + 8 * 3)
+    passes = FLOPS["passes"]
+    assert passes(effort(mlp().layout, {}, 1)) == 2 * 3 * (5 * 8 + 8 * 3)
     # 6 x 6 positions of 27 x 4, 4 x 4 positions of 36 x 6, then 96 x 2
     macs = 36 * 27 * 4 + 16 * 36 * 6 + 96 * 2
-    assert training_flops(conv().layout, {}, 10) == 2 * 3 * macs * 10
+    assert passes(effort(conv().layout, {}, 10)) == 2 * 3 * macs * 10
 
 
 @pytest.mark.parametrize("kept", [0, 1, 20, 40])
 def test_a_masked_layer_costs_its_density(kept: int) -> None:
     mask = (torch.arange(40) < kept).reshape(8, 5)
-    assert training_flops(mlp().layout, {"0.weight": mask}, 7) == 2 * 3 * (kept + 24) * 7
+    found = FLOPS["passes"](effort(mlp().layout, {"0.weight": mask}, 7))
+    assert found == pytest.approx(2 * 3 * (kept + 24) * 7)
+
+
+@pytest.mark.parametrize(
+    ("model", "factor", "extra"),
+    [
+        ("forward", 0.25, 0),
+        ("flash", 0.75, 0),
+        ("flash-dense-gradient", 1.5, 0),
+        ("passes", 1.5, 0),
+        ("spafl", 0.25 * 2.25, 1),
+        ("spafl-eq36", 2.25, 1),
+        ("spafl-text", 1.5, 1),
+    ],
+)
+def test_every_convention_by_hand(model: FlopsModel, factor: float, extra: int) -> None:
+    layout = Task.of(nn.Linear(5, 8), torch.zeros(2, 5)).layout
+    work = Effort(layout, {"weight": 0.25}, examples=21, steps=6, per_epoch=3)
+    updates = 0.25 * 40 * 3 + 2.5 * 40 + 8 * 3
+    assert FLOPS[model](work) == pytest.approx(factor * 40 * 21 + extra * updates)
+
+
+def test_the_conventions_agree_on_a_dense_model_up_to_updates_and_the_factor_of_two() -> None:
+    work = effort(mlp().layout, {}, 4)
+    three = 3 * 64 * 4
+    assert FLOPS["passes"](work) == 2 * three and FLOPS["forward"](work) == 64 * 4
+    for model in ("flash", "flash-dense-gradient"):
+        assert FLOPS[model](work) == three
+    for model in ("spafl", "spafl-eq36", "spafl-text"):
+        assert FLOPS[model](work) == three + 64 * 4
+
+
+# seconds -----------------------------------------------------------------------------------------
+
+
+def test_a_participation_takes_both_ways_both_latencies_and_the_work() -> None:
+    network = Network(up=100, down=200, latency=0.5, flops=10)
+    assert network.seconds(up=300, down=800, flops=70) == 2 * 0.5 + 300 / 100 + 800 / 200 + 7
+
+
+def test_networks_are_named_or_given_by_numbers() -> None:
+    assert Network.parse("iot") == NETWORKS["iot"]
+    assert Network.parse("up=1e6,down=2e6,latency=0,flops=3") == Network(1e6, 2e6, 0, 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5g",
+        "",
+        "up=1",
+        "up=1,down=1,latency=0,flops=1,more=1",
+        "up=a,down=1,latency=0,flops=1",
+        "up=0,down=1,latency=0,flops=1",
+        "up=1,down=-1,latency=0,flops=1",
+        "up=1,down=1,latency=-1,flops=1",
+        "up=nan,down=1,latency=0,flops=1",
+        "up=1,down=1,latency=inf,flops=1",
+    ],
+)
+def test_networks_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--network"):
+        Network.parse(text)

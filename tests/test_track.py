@@ -38,7 +38,7 @@ def test_a_tracker_that_fails_is_let_go_with_one_word() -> None:
 
 def test_scalars_leave_out_what_a_method_does_not_have() -> None:
     assert scalars(EVALUATED) == {"accuracy/global": 0.5, "loss/global": 1.0}
-    finished = RoundFinished(1, [0], [], 0.25, {"loss": 2.0}, 10, 20, 30, 40, 50)
+    finished = RoundFinished(1, [0], [], 0.25, {"loss": 2.0}, 10, 20, 9.5, 19.5, 30, 40, 50, None)
     assert scalars(finished) == {
         "bits/up": 10.0,
         "bits/down": 20.0,

@@ -14,12 +14,14 @@ from typing import Any, Literal
 import torch
 
 from gossamer import data, fields, models
+from gossamer.cost import Network
 from gossamer.data.federation import Federation
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.options import Options
 from gossamer.fields import option
 from gossamer.methods import METHODS
 from gossamer.task import Precision, Task
+from gossamer.wire import Mode
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Experiment:
     prunable: str = option("", "which tensors may be pruned: names or patterns, with commas")
     rounds: int = option(100, "rounds of communication", least=1)
     seed: int = option(0, "seed of everything random", least=0)
+    wire: str = option("f32", "how numbers travel: f32 or f16, with +zstd or +ans behind it")
     precision: Precision = option("f32", "arithmetic of local training and evaluation")
     device: str = option("cpu", "where to compute: cpu, or cuda where there is one")
 
@@ -55,6 +58,9 @@ class Config:
         """The method, task and federation; anything wrong is said before any work."""
         fields.check(self.experiment)
         fields.check(self.options)
+        Mode.parse(self.experiment.wire)
+        if self.options.network:
+            Network.parse(self.options.network)
         method = self.build_method()
         federation = self.build_federation()
         clients = getattr(method, "clients", None)
@@ -123,14 +129,16 @@ class Config:
 def read(path: Path) -> Config:
     """The configuration in a TOML file; every unknown name is refused with the nearest one."""
     try:
-        plain = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as damage:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as damage:
         raise ValueError(f"{path} is not valid TOML: {damage}") from None
-    if "method" not in plain:
+    if not isinstance(plain.get("method"), str):
         raise ValueError(f'{path} names no method; its first line should be e.g. method = "fedavg"')
     known = {"method", "experiment", "settings", "options"}
     for name in plain:
         _known(name, known, f"table in {path}")
+        if name != "method" and not isinstance(plain[name], dict):
+            raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -167,6 +175,17 @@ def absolute(method: str) -> str:
     return f"{Path(place).resolve()}:{member}" if colon and place.endswith(".py") else method
 
 
+def anywhere(wish: Experiment) -> Experiment:
+    """An experiment whose files are named so that every folder finds them."""
+    form, colon, path = wish.data.partition(":")
+    place, own, rest = wish.model.partition(":")
+    if colon and path and form in data.FORMATS:
+        wish = dataclasses.replace(wish, data=f"{form}:{Path(path).expanduser().resolve()}")
+    if own and place.endswith(".py"):
+        wish = dataclasses.replace(wish, model=f"{Path(place).expanduser().resolve()}:{rest}")
+    return wish
+
+
 def nearest(name: str, known: Any) -> str:
     """`; did you mean 'this'?`, or a semicolon where nothing is near."""
     close = difflib.get_close_matches(name, list(known), 1)
@@ -195,5 +214,7 @@ def _plain(record: Any) -> dict[str, Any]:
 
 def _table(name: str, values: Mapping[str, Any]) -> str:
     lines = [f"[{name}]"] if name else []
-    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    # TOML has no null: what is None is left out, and read as the default again.
+    known = {key: value for key, value in values.items() if value is not None}
+    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in known.items()]
     return "\n".join(lines) + "\n"

@@ -1,53 +1,187 @@
 """What a run costs: bits and floating-point operations, in one arithmetic for all methods.
 
-Conventions: a training step costs three forward passes (forward, gradient of the inputs, gradient
-of the weights); a multiply-accumulate is two FLOPs; a masked layer costs its density times the
-dense cost. The papers count 32 bits for a number and one for a mask entry, and no header.
+Bits are kept in three columns: *sent* (the encoded bytes), *information* (the values and the
+entropy of the masks, the limit), and *paper* (as the method's paper counts). FLOPs are counted in
+one of several conventions, because papers disagree; see `FLOPS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gossamer.core import Masks
+from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.wire import flatten
+from gossamer.wire import Packed, Revision, Schema, flatten
+from gossamer.wire.format import field_of
 
-FLOPS_PER_MAC = 2
-PASSES = 3
+Recipients = Literal["sampled", "all"]
+MaskCode = Literal["bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "seed", "auto"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bits each way, as sent and as the papers count, and floating-point operations."""
+    """Bits each way in three columns, floating-point operations, and examples trained on."""
 
     up: int = 0
     down: int = 0
+    information_up: float = 0.0
+    information_down: float = 0.0
     paper_up: int = 0
     paper_down: int = 0
     flops: int = 0
     examples: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.up + other.up,
-            self.down + other.down,
-            self.paper_up + other.paper_up,
-            self.paper_down + other.paper_down,
-            self.flops + other.flops,
-            self.examples + other.examples,
-        )
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
 
 
-def paper_bits(record: object) -> int:
-    """The bits of a record as papers count them."""
-    return sum(
-        leaf.numel() * (1 if leaf.dtype == torch.bool else 32) if isinstance(leaf, Tensor) else 32
-        for leaf in flatten(record)
-    )
+@dataclass(frozen=True)
+class Entry:
+    """A row of the ledger: what one field of one message cost, in bits."""
+
+    direction: Literal["up", "down"]
+    message: str
+    leaf: str
+    sent: float
+    information: float
+    paper: float
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How a paper counts bits; a method that differs from the default has it as a field."""
+
+    recipients: Recipients = option("sampled", "who is charged for what goes down, in the paper")
+    mask_code: MaskCode = option("bitmap", "what a mask costs in the paper")
+
+
+# bits ---------------------------------------------------------------------------------------------
+
+
+def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
+    """The bits of a record as papers count them: 32 for a number, no header."""
+    return sum(bits for _, bits in paper_rows(record, accounting))
+
+
+def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:
+    """The paper's bits of every leaf, with the field it belongs to."""
+    for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
+        match leaf:
+            case Tensor() if leaf.dtype == torch.bool:
+                bits = mask_bits({"": leaf}, accounting.mask_code)
+            case Tensor():
+                bits = 32.0 * leaf.numel()
+            case Packed():
+                bits = 32.0 * sum(values.numel() for values in leaf.values.values())
+            case Revision():
+                bits = mask_bits(leaf.masks, accounting.mask_code)
+            case dict():
+                bits = mask_bits(leaf, accounting.mask_code)
+            case _:
+                bits = 32.0
+        yield field_of(path), bits
+
+
+def mask_bits(masks: Masks, code: MaskCode) -> float:
+    """What masks cost in a paper's code."""
+    if code == "auto":
+        return min(mask_bits(masks, other) for other in ("bitmap", "coo", "csr-flat", "csr-2d"))
+    if code == "seed":
+        return 64.0 + 32.0 * len(masks)
+    if code == "entropy":
+        return float(math.ceil(sum(_mask_bits(mask, code) for mask in masks.values())))
+    return sum(_mask_bits(mask, code) for mask in masks.values())
+
+
+def _mask_bits(mask: Tensor, code: MaskCode) -> float:
+    size, kept = mask.numel(), int(mask.sum())
+    match code:
+        case "bitmap":
+            return float(size)
+        case "coo":
+            return float(kept * math.ceil(math.log2(size))) if size > 1 else 0.0
+        case "csr-flat":
+            return 32.0 * kept + 64.0
+        case "csr-2d":
+            return 32.0 * kept + 32.0 * ((mask.shape[0] if mask.dim() else 1) + 1)
+        case "entropy":
+            share = kept / size if size else 0.0
+            return 0.0 if share in (0.0, 1.0) else -size * _plogp(share)
+        case _:
+            return 0.0
+
+
+def _plogp(share: float) -> float:
+    return share * math.log2(share) + (1 - share) * math.log2(1 - share)
+
+
+# floating-point operations ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a client computed in one participation."""
+
+    layout: Layout
+    densities: Mapping[str, float]
+    """Of prunable tensors; one that is absent is dense."""
+    examples: int
+    """Trained on, all epochs together."""
+    steps: int
+    per_epoch: int
+    """Steps in one epoch."""
+
+    def density(self, name: str) -> float:
+        """The part of a tensor that is active."""
+        return self.densities.get(name, 1.0)
+
+    def macs(self, factor: Callable[[float], float]) -> float:
+        """Multiply-accumulates over all examples, each layer times a function of its density."""
+        leaves = self.layout.leaves.items()
+        each = math.fsum(leaf.macs * factor(self.density(name)) for name, leaf in leaves)
+        return each * self.examples
+
+    @property
+    def mean_density(self) -> float:
+        """The mean over prunable layers, every layer counting the same."""
+        names = self.layout.prunable
+        return math.fsum(map(self.density, names)) / len(names) if names else 1.0
+
+
+def _spafl(effort: Effort, per_layer: Callable[[float], float]) -> float:
+    weights = effort.layout.total("count", effort.layout.prunable)
+    updates = effort.mean_density * weights * effort.per_epoch
+    if not effort.densities:
+        return effort.macs(per_layer) + updates
+    thresholds = effort.layout.rows
+    return effort.macs(per_layer) + updates + 2.5 * weights + thresholds * effort.per_epoch
+
+
+FLOPS: Mapping[str, Callable[[Effort], float]] = {
+    "passes": lambda effort: 2 * effort.macs(lambda d: 3 * d),
+    "spafl": lambda effort: _spafl(effort, lambda d: d * (2 + d)),
+    "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d),
+    "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
+    "flash": lambda effort: effort.macs(lambda d: 3 * d),
+    "flash-dense-gradient": lambda effort: effort.macs(lambda d: 2 * d + 1),
+    "forward": lambda effort: effort.macs(lambda d: d),
+}
+"""Conventions by name. `passes`, the default: a training step is three forward passes, a masked
+layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
+SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
+are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, with
+a dense gradient of the weights in mask rounds as an option. `forward`: the forward pass alone."""
+
+FlopsModel = Literal[
+    "passes", "spafl", "spafl-eq36", "spafl-text", "flash", "flash-dense-gradient", "forward"
+]
 
 
 def density(layout: Layout, masks: Masks) -> float:
@@ -60,10 +194,54 @@ def density(layout: Layout, masks: Masks) -> float:
     return kept / total if total else 1.0
 
 
-def training_flops(layout: Layout, masks: Masks, examples: int) -> int:
-    """Floating-point operations of training once on each of `examples` examples."""
-    macs = 0.0
-    for name, leaf in layout.leaves.items():
-        kept = float(masks[name].float().mean()) if name in masks else 1.0
-        macs += leaf.macs * kept
-    return round(FLOPS_PER_MAC * PASSES * macs * examples)
+def densities(masks: Masks) -> dict[str, float]:
+    """The share that each mask keeps."""
+    return {name: float(mask.float().mean()) for name, mask in masks.items() if mask.numel()}
+
+
+# time on devices ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """Devices and their connection: what a round would take on them."""
+
+    up: float
+    """Bits a second towards the server."""
+    down: float
+    """Bits a second from the server."""
+    latency: float
+    """Seconds one way."""
+    flops: float
+    """Operations a second of a device."""
+
+    def seconds(self, up: int, down: int, flops: int) -> float:
+        """What one client's part in a round takes."""
+        return 2 * self.latency + down / self.down + flops / self.flops + up / self.up
+
+    @classmethod
+    def parse(cls, text: str) -> Network:
+        """A preset, or four numbers: `up=5e6,down=20e6,latency=0.05,flops=1e9`."""
+        if text in NETWORKS:
+            return NETWORKS[text]
+        try:
+            pairs = dict(part.split("=") for part in text.split(","))
+            values = {name: float(value) for name, value in pairs.items()}
+            found = cls(**values)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"--network is one of {', '.join(NETWORKS)} or e.g. "
+                f"up=5e6,down=20e6,latency=0.05,flops=1e9, not {text!r}"
+            ) from None
+        positive = all(speed > 0 for speed in (found.up, found.down, found.flops))
+        if not positive or not 0 <= found.latency < math.inf:
+            raise ValueError(f"--network needs positive speeds, not {text!r}")
+        return found
+
+
+NETWORKS: Mapping[str, Network] = {
+    "4g": Network(up=10e6, down=30e6, latency=0.05, flops=10e9),
+    "wifi": Network(up=50e6, down=100e6, latency=0.01, flops=10e9),
+    "iot": Network(up=0.1e6, down=0.25e6, latency=0.5, flops=0.1e9),
+}
+"""Round figures for a phone on a mobile network, a phone at home, and a small sensor."""

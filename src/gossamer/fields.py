@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
@@ -119,6 +120,8 @@ def check(record: Any) -> None:
                 raise ValueError(
                     f"--{flag(setting.name)} must be {_WORDS[word]} {bound:g}, not {value:g}"
                 )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{flag(setting.name)} must be finite, not {value}")
 
 
 def _takes(setting: Setting, kind: type) -> bool:

@@ -23,6 +23,12 @@ def test_ls_names_everything(gossamer: Command) -> None:
     assert all(text for names in found.values() for text in names.values())
 
 
+def test_ls_names_what_has_no_files(gossamer: Command) -> None:
+    names = gossamer("ls", "--json").json["data sets"]
+    assert {"synthetic", "npz:FILE", "csv:FILE", "folder:FOLDER"} <= names.keys()
+    assert all(names.values())
+
+
 def test_data_ls_says_what_is_here_and_how_to_get_the_rest(gossamer: Command) -> None:
     rows = {row["name"]: row for row in gossamer("data", "ls", "--json").json["data"]}
     assert rows["fmnist-mini"]["found"]

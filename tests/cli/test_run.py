@@ -28,7 +28,7 @@ def test_json_is_the_last_line_and_has_every_figure(gossamer: Command) -> None:
         "state_hash",
     } <= set(figures)
     assert {"global", "personal_mean", "personal_worst_decile", "best"} <= set(figures["accuracy"])
-    assert set(figures["bits"]) == {"up", "down", "paper_up", "paper_down"}
+    assert {"up", "down", "paper_up", "paper_down"} <= set(figures["bits"])
     assert figures["rounds"] == 3 and figures["density"] == 1.0
     weights = 784 * 16 + 16 + 16 * 10 + 10
     assert figures["bits"]["paper_up"] == 3 * 4 * 32 * weights

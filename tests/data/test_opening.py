@@ -84,3 +84,8 @@ def test_the_list_has_every_set_and_where_it_is() -> None:
 
 def test_an_embedded_set_is_got_without_a_network() -> None:
     assert get("fmnist-mini").is_dir()
+
+
+def test_synthetic_data_cannot_be_augmented() -> None:
+    with pytest.raises(ValueError, match="no pictures"):
+        federation("synthetic", augment=True)

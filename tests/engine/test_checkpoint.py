@@ -239,3 +239,18 @@ def test_checkpoints_are_written_every_so_many_rounds(tmp_path: Path) -> None:
     )
     assert sorted(path.parent.name for path in tmp_path.rglob("meta.json")) == ["000006", "000007"]
     assert checkpoint.KEPT == 2
+
+
+def test_a_run_whose_client_states_are_gone_is_not_resumed(tmp_path: Path) -> None:
+    method = replace(fedavg(), buffers="local")
+    run(method, normed(), Toy(), rounds=2, out=tmp_path)
+    next((tmp_path / "rounds").glob("*/local/*.bin")).unlink()
+    with pytest.raises(ValueError, match="clients had a state, but"):
+        run(method, normed(), Toy(), rounds=2, out=tmp_path, resume=True)
+
+
+def test_a_stray_file_among_the_rounds_does_no_harm(tmp_path: Path) -> None:
+    first = run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path)
+    (tmp_path / "rounds/000099").write_text("not a folder")
+    again = run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, resume=True)
+    assert again.state_hash == first.state_hash

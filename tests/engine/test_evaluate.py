@@ -21,7 +21,7 @@ from gossamer.engine.summary import best
 from gossamer.engine.workers import Workers
 from gossamer.methods.dense import Local
 from gossamer.methods.fedavg import Server
-from gossamer.wire import record_types
+from gossamer.wire import dump, record_types
 from helpers import Toy, fedavg, linear, mlp, normed, server_ctx
 
 METHOD = FedAvg()
@@ -136,13 +136,14 @@ def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -
     state = Server(task.init(Key(1)))
     buffers = task.buffers()
     for client in (1, 4):
-        store.put(client, 1, Local({name: t + client for name, t in buffers.items()}))
+        own = Local({name: t + client for name, t in buffers.items()})
+        store.put(client, 1, dump(own))
     federation.asked.clear()
     first = evaluate(ctx, state, store)
     assert federation.asked == [1, 4]  # the others' test data are rows of the server's
     assert evaluate(ctx, state, store) == first
     assert federation.asked == [1, 4]
-    store.put(4, 2, Local({name: t + 9 for name, t in buffers.items()}))
+    store.put(4, 2, dump(Local({name: t + 9 for name, t in buffers.items()})))
     evaluate(ctx, state, store)
     assert federation.asked == [1, 4, 4]
     evaluate(ctx, Server(task.init(Key(2))), store)
@@ -157,7 +158,7 @@ def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> N
     state = Server(task.init(Key(1)))
     store = Store(tmp_path, record_types(method))
     local = Local({"1.running_mean": torch.arange(8.0) - 4, "1.running_var": torch.full((8,), 0.1)})
-    store.put(2, 1, local)
+    store.put(2, 1, dump(local))
     found = Evaluator(method, federation, workers, personal=True)(ctx, state, store)
     each = []
     for id in range(6):

@@ -43,16 +43,16 @@ def store(tmp_path: Path) -> Store:
 
 def test_a_client_gets_what_it_kept_last(store: Store) -> None:
     assert store.get(3) is None and store.raw(3) is None and store.clients() == []
-    store.put(3, 1, kept(1))
-    store.put(3, 2, kept(2))
-    store.put(1, 2, kept(5))
+    store.put(3, 1, dump(kept(1)))
+    store.put(3, 2, dump(kept(2)))
+    store.put(1, 2, dump(kept(5)))
     assert value(store, 3) == 2 and value(store, 1) == 5
     assert store.raw(3) == dump(kept(2))
     assert store.clients() == [1, 3]
 
 
 def test_a_state_that_is_changed_by_its_reader_stays_as_it_was(store: Store) -> None:
-    store.put(0, 1, kept(1))
+    store.put(0, 1, dump(kept(1)))
     store.get(0).value.zero_()
     assert value(store, 0) == 1
 
@@ -61,7 +61,7 @@ def test_memory_is_bounded_and_the_rest_is_read_from_disk(tmp_path: Path) -> Non
     size = len(dump(kept(0, 1000)))
     store = Store(tmp_path, TYPES, memory=3 * size + 10)
     for client in range(20):
-        store.put(client, 1, kept(client, 1000))
+        store.put(client, 1, dump(kept(client, 1000)))
         assert store._cached == sum(map(len, store._cache.values())) <= 3 * size + 10
     assert list(store._cache) == [17, 18, 19]
     assert [value(store, client) for client in range(20)] == list(range(20))
@@ -70,31 +70,31 @@ def test_memory_is_bounded_and_the_rest_is_read_from_disk(tmp_path: Path) -> Non
 
 def test_what_was_used_last_stays_in_memory(tmp_path: Path) -> None:
     store = Store(tmp_path, TYPES, memory=2 * len(dump(kept(0))))
-    store.put(0, 1, kept(0))
-    store.put(1, 1, kept(1))
+    store.put(0, 1, dump(kept(0)))
+    store.put(1, 1, dump(kept(1)))
     store.get(0)
-    store.put(2, 1, kept(2))
+    store.put(2, 1, dump(kept(2)))
     assert list(store._cache) == [0, 2]
 
 
 def test_a_state_larger_than_the_memory_is_kept_on_disk_alone(tmp_path: Path) -> None:
     store = Store(tmp_path, TYPES, memory=10)
-    store.put(0, 1, kept(4))
+    store.put(0, 1, dump(kept(4)))
     assert store._cached == 0 and value(store, 0) == 4
 
 
 def test_a_checkpoint_removes_what_no_kept_checkpoint_needs(store: Store, tmp_path: Path) -> None:
-    store.put(0, 1, kept(1))
-    store.put(1, 1, kept(1))
+    store.put(0, 1, dump(kept(1)))
+    store.put(1, 1, dump(kept(1)))
     store.commit([0, 1])
-    store.put(0, 2, kept(2))
-    store.put(0, 3, kept(3))
+    store.put(0, 2, dump(kept(2)))
+    store.put(0, 3, dump(kept(3)))
     assert len(files(tmp_path)) == 4
     store.commit([1, 3])  # round 2 was never saved
     assert files(tmp_path) == ["000001/local/0.bin", "000001/local/1.bin", "000003/local/0.bin"]
     store.commit([3, 4])
     assert files(tmp_path) == ["000001/local/1.bin", "000003/local/0.bin"]
-    store.put(1, 5, kept(5))
+    store.put(1, 5, dump(kept(5)))
     store.commit([4, 5])
     store.commit([5, 6])
     assert files(tmp_path) == ["000003/local/0.bin", "000005/local/1.bin"]
@@ -106,10 +106,10 @@ def test_going_back_to_either_kept_checkpoint_finds_the_states_of_that_time(
     store: Store, tmp_path: Path, fresh: bool
 ) -> None:
     for round in range(1, 9):
-        store.put(round % 3, round, kept(round))
+        store.put(round % 3, round, dump(kept(round)))
         if round % 2 == 0:
             store.commit([round - 2, round])
-    store.put(0, 9, kept(9))
+    store.put(0, 9, dump(kept(9)))
     again = Store(tmp_path, TYPES) if fresh else store
     for round, wanted in ((8, [6, 7, 8]), (6, [6, 4, 5])):
         again.rollback(round)
@@ -120,16 +120,16 @@ def test_going_back_to_either_kept_checkpoint_finds_the_states_of_that_time(
 def test_a_store_that_was_reopened_still_removes_what_is_useless(tmp_path: Path) -> None:
     first = Store(tmp_path, TYPES)
     for round in (1, 2, 3):
-        first.put(0, round, kept(round))
+        first.put(0, round, dump(kept(round)))
     again = Store(tmp_path, TYPES)
     again.rollback(3)
-    again.put(0, 4, kept(4))
+    again.put(0, 4, dump(kept(4)))
     again.commit([3, 4])
     assert files(tmp_path) == ["000003/local/0.bin", "000004/local/0.bin"]
 
 
 def test_going_back_before_the_start_leaves_nothing(store: Store, tmp_path: Path) -> None:
-    store.put(0, 1, kept(1))
+    store.put(0, 1, dump(kept(1)))
     store.rollback(-1)
     assert store.clients() == [] and files(tmp_path) == []
 
@@ -137,8 +137,8 @@ def test_going_back_before_the_start_leaves_nothing(store: Store, tmp_path: Path
 def test_going_back_to_now_keeps_the_list_of_what_must_be_flushed(
     store: Store, tmp_path: Path
 ) -> None:
-    store.put(0, 1, kept(1))
-    store.put(0, 2, kept(2))
+    store.put(0, 1, dump(kept(1)))
+    store.put(0, 2, dump(kept(2)))
     store.rollback(1)
     assert store.new() == [tmp_path / "000001/local/0.bin"]
     store.commit([1])
@@ -150,7 +150,7 @@ def test_many_threads_may_read_and_write_at_once(tmp_path: Path) -> None:
 
     def work(client: int) -> bool:
         for round in range(1, 15):
-            store.put(client, round, kept(100 * client + round))
+            store.put(client, round, dump(kept(100 * client + round)))
             if value(store, client) != 100 * client + round:
                 return False
         return True

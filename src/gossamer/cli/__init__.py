@@ -9,6 +9,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
     "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
     "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
+    "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),
     "ls": ("gossamer.cli.lists:ls", "list methods, models, data sets and partitions"),
     "data": ("gossamer.cli.lists:data", "list or download data sets"),
     "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),
@@ -29,6 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    try:
+        return _checked(words)
+    except KeyboardInterrupt:
+        print("gossamer: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _checked(words: Sequence[str]) -> int:
     from gossamer.cli.parsing import REFUSED, Refusal, warn
 
     try:
@@ -36,9 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refusal as problem:
         warn(str(problem))
         return REFUSED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:

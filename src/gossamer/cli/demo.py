@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import html
 import io
+import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gossamer import engine, fields
-from gossamer.cli.parsing import Parser, say, table
+from gossamer.cli.parsing import Parser, say, table, warn
 from gossamer.cli.progress import bits, display
-from gossamer.cli.run import refusing
+from gossamer.cli.run import INTERRUPTED, interrupts, refusing
 from gossamer.config import Config, Experiment
-from gossamer.engine import Options, Summary, events
+from gossamer.engine import Options, Stop, Summary, events
 from gossamer.engine.checkpoint import write_atomically
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -35,23 +38,36 @@ def demo(arguments: Sequence[str]) -> int:
     parser = Parser(prog="gossamer demo", description=demo.__doc__)
     parser.add_argument("--out", default="runs/demo", metavar="FOLDER", help="default: runs/demo")
     parser.add_argument("--rounds", type=int, default=EXPERIMENT.rounds, help="rounds per method")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     out = Path(options.out)
-    summaries = []
-    for name, settings in METHODS.items():
-        experiment = replace(EXPERIMENT, rounds=options.rounds)
-        config = Config(name, {**COMMON, **settings}, experiment, Options(eval_every=1))
-        summaries.append(_one(config, out / name))
+    experiment = replace(EXPERIMENT, rounds=options.rounds)
+    summaries: list[Summary] = []
+    stop = Stop()
+    with interrupts(stop):
+        for name, settings in METHODS.items():
+            config = Config(name, {**COMMON, **settings}, experiment, Options(eval_every=1))
+            summaries.append(_one(config, out / name, stop))
+            if summaries[-1].interrupted:
+                again = shlex.join(["gossamer", "demo", *arguments])
+                warn(f"stopped in round {summaries[-1].rounds} of {name}; go on with: {again}")
+                return INTERRUPTED
     rows = [_row(summary) for summary in summaries]
     say(table(rows, HEADER))
     report = out / "report.html"
-    write_atomically(report, _page(rows, [out / name for name in METHODS]).encode())
+    page = _page(rows, [out / name for name in METHODS], experiment)
+    write_atomically(report, page.encode())
     say(f"report: {report}")
+    if options.json:
+        figures = [summary.figures() for summary in summaries]
+        print(json.dumps(events.plain({"report": str(report), "runs": figures})), flush=True)
     return 0
 
 
-def _one(config: Config, out: Path) -> Summary:
+def _one(config: Config, out: Path, stop: Stop) -> Summary:
     """Runs one method, or goes on where an interrupted demo stopped."""
+    if not sys.stdout.isatty():
+        say(config.method)
     with refusing():
         method, task, federation = config.build()
         known = (out / "config.toml").exists()
@@ -68,6 +84,7 @@ def _one(config: Config, out: Path) -> Summary:
         name=config.method,
         options=config.options,
         sinks=[display(config.experiment.rounds, config.method)],
+        stop=stop,
         resume=same,
     )
 
@@ -85,7 +102,7 @@ def _row(summary: Summary) -> tuple[object, ...]:
     )
 
 
-def _page(rows: Sequence[Sequence[object]], runs: Sequence[Path]) -> str:
+def _page(rows: Sequence[Sequence[object]], runs: Sequence[Path], experiment: Experiment) -> str:
     """One self-contained page: the table, the curves, and what was run."""
     cells = "\n".join(
         "<tr>"
@@ -98,7 +115,7 @@ def _page(rows: Sequence[Sequence[object]], runs: Sequence[Path]) -> str:
     )
     head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
     settings = ", ".join(
-        f"{item.name} {item.default}" for item in fields.settings(EXPERIMENT) if item.default
+        f"{item.name} {item.default}" for item in fields.settings(experiment) if item.default
     )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

@@ -17,6 +17,14 @@ from gossamer.cli.run import refusing
 from gossamer.config import Config, Experiment
 from gossamer.methods import METHODS
 
+OWN = {
+    "synthetic": "Synthetic(1, 1) of Li et al., drawn when asked for; synthetic:ALPHA,BETA",
+    "npz:FILE": "arrays x and y, or x_train, y_train, x_test, y_test",
+    "csv:FILE": "numeric columns, the label last",
+    "folder:FOLDER": "images in one folder per class",
+}
+"""Data that are made or yours, and that `gossamer data` therefore does not list."""
+
 
 def ls(arguments: Sequence[str]) -> int:
     """`gossamer ls`: every name that other commands take."""
@@ -26,7 +34,7 @@ def ls(arguments: Sequence[str]) -> int:
     found = {
         "methods": {name: summary(method) for name, method in METHODS.items()},
         "models": {name: _docline(build) for name, build in models.MODELS.items()},
-        "data sets": {entry.name: entry.title for entry in datasets.ls()},
+        "data sets": {entry.name: entry.title for entry in datasets.ls()} | OWN,
         "partitions": {name: _docline(how) for name, how in datasets.PARTITIONS.items()},
     }
     if options.json:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer.engine.events import (
@@ -87,9 +89,10 @@ def bits(count: float) -> str:
 class Lines:
     """One line a round, for pipes and log files."""
 
-    def __init__(self, rounds: int, stream: TextIO) -> None:
+    def __init__(self, rounds: int, stream: TextIO, run: Path | None = None) -> None:
         self._figures = Figures(rounds)
         self._stream = stream
+        self._run = run
         self._pending = False
 
     def emit(self, event: Event, clock: Clock) -> None:
@@ -99,8 +102,10 @@ class Lines:
         match event:
             case Round():
                 self._pending = True
+            case Evaluated() if self._pending:
+                self._print()
             case ClientFailed():
-                self._stream.write(f"{failure(event)}\n")
+                self._stream.write(f"{failure(event, self._run)}\n")
             case Finished():
                 self._stream.flush()
             case _:
@@ -119,46 +124,60 @@ class Lines:
 
 
 class Live:
-    """A progress bar that stays in place, for terminals; needs rich."""
+    """A progress bar with the figures below it, which stay in place; needs rich."""
 
-    def __init__(self, rounds: int, title: str) -> None:
+    def __init__(
+        self, rounds: int, title: str, run: Path | None = None, console: Any = None
+    ) -> None:
+        from rich.console import Group
+        from rich.live import Live as Screen
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.text import Text
 
         self._figures = Figures(rounds)
+        self._run = run
+        self._text = Text(style="dim")
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[left]}"),
         )
-        self._bar: Any = self._progress.add_task(title, total=rounds, figures="")
-        self._progress.start()
+        self._bar: Any = self._progress.add_task(title, total=rounds, left="")
+        self._screen = Screen(Group(self._progress, self._text), console=console)
+        self._screen.start()
 
     def emit(self, event: Event, clock: Clock) -> None:
         self._figures.see(event, clock)
         if isinstance(event, ClientFailed):
-            self._progress.console.print(failure(event), style="yellow", markup=False)
+            text = failure(event, self._run)
+            self._screen.console.print(text, style="yellow", markup=False)
         if isinstance(event, Round | Evaluated):
-            text = " · ".join(self._figures.parts())
-            self._progress.update(self._bar, completed=self._figures.round, figures=text)
+            *figures, left = self._figures.parts()
+            self._text.plain = " · ".join(figures)
+            self._progress.update(self._bar, completed=self._figures.round, left=left)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._screen.stop()
 
 
-def failure(event: ClientFailed) -> str:
-    """A failed client in one line."""
-    return (
+def failure(event: ClientFailed, run: Path | None = None) -> str:
+    """A failed client in one line, with the command that replays it where there is one."""
+    text = (
         f"client {event.client} failed in {event.stage} of round {event.round} "
         f"and was left out: {event.reason}"
     )
+    if run is None or event.stage in ("decode", "wire"):
+        return text
+    replay = f"gossamer replay {shlex.quote(str(run))}"
+    return f"{text}; replay it with: {replay} --round {event.round} --client {event.client}"
 
 
-def display(rounds: int, title: str) -> Sink:
+def display(rounds: int, title: str, run: Path | None = None) -> Sink:
     """The display that fits where standard output goes."""
     if sys.stdout.isatty():
         try:
-            return Live(rounds, title)
+            return Live(rounds, title, run)
         except ImportError:
             pass
-    return Lines(rounds, sys.stdout)
+    return Lines(rounds, sys.stdout, run)

@@ -17,10 +17,12 @@ from typing import Any
 from gossamer import engine, fields
 from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, warn
 from gossamer.cli.progress import bits, display
-from gossamer.config import Config, Experiment, absolute, find_method, nearest, read
-from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, replay
+from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
+from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import plain
 from gossamer.track import TRACKERS, tracker
+from gossamer.wire import Mode
 
 INTERRUPTED = 130
 
@@ -29,22 +31,22 @@ def run(arguments: Sequence[str]) -> int:
     """`gossamer run METHOD|FILE.toml [options]`."""
     target = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if target is None:
-        parser = _parser("gossamer run METHOD", find_method("fedavg"))
-        parser.read(arguments)
-        raise Refusal("name a method or a configuration file, e.g. `gossamer run fedavg`")
+        if {"-h", "--help"} & set(arguments):
+            _parser("gossamer run METHOD", find_method("fedavg")).read(arguments)
+        raise Refusal("name a method or a configuration file first, e.g. `gossamer run fedavg`")
     config = _named(target)
     parser = _parser(f"gossamer run {target}", find_method(config.method))
     options = parser.read(arguments[1:])
     config = Config(
         absolute(config.method),
         {**config.settings, **given(find_method(config.method), options)},
-        fields.replace(config.experiment, given(Experiment(), options)),
+        anywhere(fields.replace(config.experiment, given(Experiment(), options))),
         fields.replace(config.options, given(Options(), options)),
     )
     out = Path(options.out) if options.out else _fresh(config.method)
     if (out / "config.toml").exists():
         raise Refusal(
-            f"{out} already holds a run; `gossamer resume {out}` continues it, "
+            f"{out} already holds a run; `{_resume(out)}` continues it, "
             "or choose another folder with --out"
         )
     return _execute(config, out, options, resume=False)
@@ -70,13 +72,25 @@ def again(arguments: Sequence[str]) -> int:
     parser.add_argument("run", help="the folder of the run")
     parser.add_argument("--round", type=int, required=True, help="the round in which it failed")
     parser.add_argument("--client", type=int, required=True, help="the client that failed")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     with refusing():
         method, task, federation = _saved(Path(options.run)).build()
         rounds = Path(options.run) / "rounds"
         capsule = replay.read(rounds, options.round, options.client, method)
     done = replay.again(method, task, federation, capsule)
-    say(f"client {options.client} went through round {options.round}: {dict(done.result.metrics)}")
+    metrics = dict(done.result.metrics)
+    say(f"client {options.client} went through round {options.round}: {metrics}")
+    if options.json:
+        figures = {
+            "run": options.run,
+            "round": options.round,
+            "client": options.client,
+            "examples": done.examples,
+            "steps": done.steps,
+            "metrics": metrics,
+        }
+        print(json.dumps(events.plain(figures)), flush=True)
     return 0
 
 
@@ -105,10 +119,10 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         if not resume:
             write_atomically(out / "config.toml", config.toml(_command()).encode())
     if not options.quiet:
-        sinks.append(display(config.experiment.rounds, name))
+        sinks.append(display(config.experiment.rounds, name, out))
     stop = Stop()
     try:
-        with _interrupts(stop):
+        with interrupts(stop):
             summary = engine.run(
                 method,
                 task,
@@ -121,20 +135,29 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
                 sinks=sinks,
                 stop=stop,
                 resume=resume,
+                wire=Mode.parse(config.experiment.wire),
             )
+    except checkpoint.Unusable as problem:
+        raise Refusal(str(problem)) from problem
     except ClientError as error:
         warn(str(error))
-        warn(f"the run is saved; `gossamer resume {out}` tries the round again")
+        warn(f"the run is saved; `{_resume(out)}` tries the round again")
         return 1
     except OSError as problem:
-        warn(f"{problem}; the run up to its last checkpoint is safe: gossamer resume {out}")
+        if checkpoint.newest(out / "rounds") is None:  # nothing was done that could go on
+            if not resume:
+                (out / "config.toml").unlink(missing_ok=True)
+            raise Refusal(str(problem)) from problem
+        warn(f"{problem}; the run up to its last checkpoint is safe: {_resume(out)}")
         return 1
     if not options.quiet:
         say(_told(summary))
+    if summary.failed:
+        warn(f"{summary.failed} replies were left out; `client-failed` in the log says why")
     if summary.interrupted:
-        warn(f"stopped after round {summary.rounds}; continue with: gossamer resume {out}")
+        warn(f"stopped after round {summary.rounds}; continue with: {_resume(out)}")
     if options.json:
-        print(json.dumps(summary.figures()), flush=True)
+        print(json.dumps(plain(summary.figures())), flush=True)
     return INTERRUPTED if summary.interrupted else 0
 
 
@@ -187,7 +210,12 @@ def _fresh(method: str) -> Path:
 
 
 def _command() -> str:
-    return shlex.join(["gossamer", *sys.argv[1:]]).replace("\n", " ")
+    words = shlex.join(["gossamer", *sys.argv[1:]])
+    return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+def _resume(out: Path) -> str:
+    return f"gossamer resume {shlex.quote(str(out))}"
 
 
 def _told(summary: Summary) -> str:
@@ -220,7 +248,7 @@ def _pair(last: float | None, best: float | None) -> str:
 
 
 @contextmanager
-def _interrupts(stop: Stop) -> Iterator[None]:
+def interrupts(stop: Stop) -> Iterator[None]:
     """Ctrl-C once finishes the round, twice abandons it, three times ends the process."""
     before = {}
 
@@ -242,4 +270,4 @@ def _interrupts(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-__all__ = ["REFUSED", "again", "refusing", "resume", "run"]
+__all__ = ["INTERRUPTED", "REFUSED", "again", "interrupts", "refusing", "resume", "run"]

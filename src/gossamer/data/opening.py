@@ -49,6 +49,8 @@ def federation(
                 f"every client of {name} draws its own examples, so {partition!r} cannot divide "
                 f"them; leave out the partition"
             )
+        if augment:
+            raise ValueError(f"{name} has no pictures to crop and mirror; leave out augment")
         alpha, beta = _numbers(name)
         return Synthetic(key, pool or 100, alpha, beta, valid, budgets=budgets)
     arrays = load(name, key) if isinstance(name, str) else name

@@ -19,8 +19,13 @@ from gossamer.engine.store import round_folder, written_rounds
 from gossamer.wire import fingerprint
 
 VERSION = 1
+PARTS = {"progress", "events", "run", "server"}
 KEPT = 2
 """Checkpoints kept: the newest, and one more in case it is damaged."""
+
+
+class Unusable(ValueError):
+    """A run that cannot go on from where it stands; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Progress:
     density: float = 1.0
     accuracy: dict[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+    device_seconds: float | None = None
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Checkpoint:
     server: bytes
     events: int
     """Bytes of the event log that belong to it."""
+    clients: int
+    """How many clients have a state."""
     run: str
     """A hash of what is run: method, settings, rounds and seed."""
 
@@ -53,6 +62,7 @@ def save(
     events: int,
     run: str,
     also: Iterable[Path] = (),
+    clients: int = 0,
 ) -> list[int]:
     """Writes a checkpoint so that it either is there or is not; tells which rounds are kept."""
     folder = round_folder(rounds, progress.round)
@@ -65,6 +75,7 @@ def save(
         "progress": asdict(progress),
         "events": events,
         "run": run,
+        "clients": clients,
         "server": fingerprint(server),
     }
     write_atomically(folder / "meta.json", json.dumps(meta).encode())
@@ -82,6 +93,31 @@ def newest(rounds: Path) -> Checkpoint | None:
         if (found := _read(round_folder(rounds, round))) is not None:
             return found
     return None
+
+
+def check_continues(found: Checkpoint, out: Path, run: str) -> None:
+    """Refuses a checkpoint of another run, or one whose log has lost lines."""
+    if found.run != run:
+        raise Unusable(
+            f"{out} is a run of another method, other settings, rounds or seed; "
+            "resume it with its own, or choose another folder"
+        )
+    log = out / "events.jsonl"
+    size = log.stat().st_size if log.exists() else 0
+    if size < found.events:
+        raise Unusable(
+            f"{log} has {size} bytes, but its run had written {found.events}; put the whole log "
+            "back, or begin again in another folder"
+        )
+
+
+def check_states(found: Checkpoint, out: Path, clients: int) -> None:
+    """Refuses to go on where files of client states are missing."""
+    if clients != found.clients:
+        raise Unusable(
+            f"{found.clients} clients had a state, but {out / 'rounds'} has those of {clients}; "
+            "put the missing files back, or begin again in another folder"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -119,16 +155,18 @@ def _read(folder: Path) -> Checkpoint | None:
         server = (folder / "server.bin").read_bytes()
     except (OSError, ValueError):
         return None
-    if meta.get("version") != VERSION:
-        raise ValueError(
-            f"{folder} was written by version {meta.get('version')} of the checkpoint format, "
+    if not isinstance(meta, dict) or "version" not in meta:
+        return None
+    if meta["version"] != VERSION:
+        raise Unusable(
+            f"{folder} was written by version {meta['version']} of the checkpoint format, "
             f"this is version {VERSION}; resume it with the Gossamer that wrote it"
         )
-    if meta["server"] != fingerprint(server):
+    if not meta.keys() >= PARTS or meta["server"] != fingerprint(server):
         return None
     saved = meta["progress"]
     progress = Progress(**{**saved, "cost": Cost(**saved["cost"])})
-    return Checkpoint(progress, server, meta["events"], meta["run"])
+    return Checkpoint(progress, server, meta["events"], meta["clients"], meta["run"])
 
 
 def _drop(folder: Path) -> None:

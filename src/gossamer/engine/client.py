@@ -15,7 +15,7 @@ from gossamer.core import Batch, Ctx, Examples, Job, Key, Method, Result
 from gossamer.data.federation import Augment, Federation
 from gossamer.task import Task
 
-Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store"]
+Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire"]
 AnyMethod = Method[Any, Any, Any, Any, Any]
 
 
@@ -51,6 +51,8 @@ class Trained:
     result: Result[Any, Any]
     examples: int
     steps: int
+    per_epoch: int
+    """Steps in one pass over the client's data."""
 
 
 def train(
@@ -62,13 +64,22 @@ def train(
     augment: Augment | None = None,
     abandoned: Callable[[], bool] = lambda: False,
     at: Callable[[Stage], None] = lambda stage: None,
+    dry: bool = False,
 ) -> Trained:
-    """Begin, step through the batches, finish; `at` is told which stage comes next."""
+    """Begin, step through the batches, finish; `at` is told which stage comes next.
+
+    A dry client takes no step, but tells how many it would have taken.
+    """
     at("begin")
     job = method.begin(ctx, down, local)
     work = job.work
     examples = steps = 0
+    per_epoch = len(_cuts(ctx, job))
     at("step")
+    if dry:
+        steps = _steps(job.epochs, per_epoch)
+        examples = round(len(ctx.own.train) * steps / per_epoch)
+        return Trained(method.finish(ctx, work), examples, steps, per_epoch)
     for batch in batches(ctx, job, augment):
         if abandoned():
             raise Abandoned
@@ -76,7 +87,7 @@ def train(
         examples += len(batch.y)
         steps += 1
     at("finish")
-    return Trained(method.finish(ctx, work), examples, steps)
+    return Trained(method.finish(ctx, work), examples, steps, per_epoch)
 
 
 def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator[Batch]:
@@ -86,11 +97,9 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
     """
     data = ctx.own.train
     count = len(data)
-    cuts = list(range(0, count, job.batch))
-    if ctx.task.layout.batch_norm and len(cuts) > 1 and count - cuts[-1] == 1:
-        cuts.pop()
+    cuts = _cuts(ctx, job)
     ends = [*cuts[1:], count]
-    steps = max(1, math.ceil(job.epochs * len(cuts) - 1e-9)) if job.epochs else 0
+    steps = _steps(job.epochs, len(cuts))
     step = 0
     for epoch in range(math.ceil(steps / len(cuts))):
         shuffled = _shuffled(data, ctx.key.fold("epoch", epoch).numpy(), ctx.task.device)
@@ -103,6 +112,20 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
                 x = augment(x, key.fold("augment"))
             yield Batch(x, shuffled.y[start:end], key, step, steps, epoch, job.epochs, len(cuts))
             step += 1
+
+
+def _steps(epochs: float, per_epoch: int) -> int:
+    """Steps of a job: at least one, unless it is for no epochs at all."""
+    return max(1, math.ceil(epochs * per_epoch - 1e-9)) if epochs else 0
+
+
+def _cuts(ctx: Ctx, job: Job[Any]) -> list[int]:
+    """Where the batches of an epoch begin."""
+    count = len(ctx.own.train)
+    cuts = list(range(0, count, job.batch))
+    if ctx.task.layout.batch_norm and len(cuts) > 1 and count - cuts[-1] == 1:
+        cuts.pop()
+    return cuts
 
 
 def _shuffled(data: Examples, draw: np.random.Generator, device: str) -> Examples:

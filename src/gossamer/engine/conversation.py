@@ -7,18 +7,38 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gossamer import cost
-from gossamer.core import Client, Exchange, Key
+from gossamer.core import Client, Ctx, Exchange, Key, Result
+from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
-from gossamer.engine.client import Abandoned, AnyMethod, ClientError, Stage, client_ctx, train
+from gossamer.engine.client import (
+    Abandoned,
+    AnyMethod,
+    ClientError,
+    Stage,
+    Trained,
+    client_ctx,
+    train,
+)
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
 from gossamer.task import Task
-from gossamer.wire import Schema, decode, encode
+from gossamer.wire import (
+    Mode,
+    Schema,
+    UnknownMask,
+    WireError,
+    Written,
+    decode,
+    dump,
+    held,
+    whole,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -27,21 +47,14 @@ class Reply:
 
     client: Client
     down: Any
+    """What the client received, which need not be quite what the server meant to send."""
     schema: Schema | None
     data: bytes
+    local: bytes | None
+    """What the client will keep, once its reply is accepted."""
     event: ClientFinished | None
+    failure: ClientFailed | None
     seconds: float
-    error: ClientError | None = None
-
-    @property
-    def failure(self) -> ClientFailed | None:
-        """The event of a client that failed; what it was sent is charged all the same."""
-        if self.error is None:
-            return None
-        found = self.error
-        bits = 8 * len(encode(self.down)) if found.stage != "decode" else 0
-        paper = cost.paper_bits(self.down) if bits else 0
-        return ClientFailed(found.round, found.client, found.stage, found.reason, bits, paper)
 
 
 @dataclass(frozen=True)
@@ -56,19 +69,29 @@ class Conversations:
     out: Path
     options: Options
     stop: Stop
+    mode: Mode
+    accounting: Accounting
+    network: Network | None
+    dry: bool
 
-    def hold(self, task: Task, number: int, client: Client, down: Any) -> Reply:
-        """Sends, trains, receives; a failure becomes part of the reply, or is raised."""
+    def hold(
+        self, task: Task, number: int, client: Client, down: Any, charged: float = 1.0
+    ) -> Reply:
+        """Sends, trains, receives; a failure becomes part of the reply, or is raised.
+
+        A paper may charge what goes down to clients that take no part: `charged` times.
+        """
         if self.stop.at_once():
             raise Abandoned
         started = time.perf_counter()
         stage: list[Stage] = ["decode"]
-        local = None
+        local, received, entries = None, down, []
         try:
-            schema = Schema.of(down)
-            data = encode(down, schema)
-            received = decode(data, schema)
             local = self.store.get(client.id)
+            received, sent = self._deliver(down, local)
+            for message in sent:  # a paper counts one message, the one that was understood
+                last = message is sent[-1]
+                entries += self._entries("down", message, received, charged if last else 0.0)
             stage.append("data")
             ctx = client_ctx(self.key, task, self.federation, client.id, number, self.rounds)
             done = train(
@@ -79,38 +102,115 @@ class Conversations:
                 augment=self.federation.augment,
                 abandoned=self.stop.at_once,
                 at=stage.append,
+                dry=self.dry,
             )
             stage.append("encode")
-            result = done.result
-            answer = Schema.of(result.up)
-            up = encode(result.up, answer)
-            event = ClientFinished(
-                round=number,
-                client=client.id,
-                examples=done.examples,
-                steps=done.steps,
-                density=cost.density(task.layout, result.masks),
-                up=8 * len(up),
-                down=8 * len(data),
-                paper_up=cost.paper_bits(result.up),
-                paper_down=cost.paper_bits(down),
-                flops=cost.training_flops(task.layout, result.masks, done.examples),
-                metrics=dict(result.metrics),
-            )
+            answer = Schema.of(done.result.up)
+            up = write(done.result.up, answer, self.mode, received)
+            entries += self._entries("up", up, done.result.up, 1.0)
+            event = self._finished(ctx, client, done, entries)
             stage.append("store")
-            if result.local is not None:
-                self.store.put(client.id, number, result.local)
+            kept = None if done.result.local is None else dump(done.result.local)
         except Abandoned:
             raise
         except Exception as cause:
-            return self._failed(
-                ClientError(stage[-1], number, client.id, cause), client, down, local, started
+            error = ClientError(stage[-1], number, client.id, cause)
+            failure = self._failed(error, client, received, local, entries)
+            return Reply(client, received, None, b"", None, None, failure, _since(started))
+        return Reply(client, received, answer, up.data, kept, event, None, _since(started))
+
+    def merge(
+        self, ctx: Ctx, state: Any, replies: Sequence[Reply]
+    ) -> tuple[Any, list[ClientFailed]]:
+        """The server's next state, and the replies that were refused.
+
+        A reply that cannot be what it claims to be costs its client the round, whether that shows
+        in reading it or in merging it; the client then keeps what it had.
+        """
+        refused: dict[int, ClientFailed] = {}
+        while True:
+            reader = _Exchanges(self.mode, state, replies, refused)
+            try:
+                merged = self.method.merge(ctx, state, iter(reader))
+                break
+            except WireError as problem:
+                if reader.last is None:
+                    raise
+                refused[reader.last.client.id] = _refusal(reader.last, problem)
+        for reply in replies:
+            if reply.local is not None and reply.client.id not in refused:
+                self.store.put(reply.client.id, ctx.round, reply.local)
+        return merged, list(refused.values())
+
+    def _deliver(self, down: Any, local: Any) -> tuple[Any, list[Written]]:
+        """What the client receives, and all that was sent for it.
+
+        A client that lacks the mask which a message builds on is sent the whole mask.
+        """
+        schema = Schema.of(down)
+        first = write(down, schema, self.mode)
+        known = held(local) if schema.revises else {}
+        try:
+            return decode(first.data, schema, self.mode, held=known), [first]
+        except UnknownMask:
+            second = write(whole(down), schema, self.mode)
+            return decode(second.data, schema, self.mode), [first, second]
+
+    def _entries(
+        self, direction: Literal["up", "down"], message: Written, record: Any, charged: float
+    ) -> list[Entry]:
+        """A message's rows of the ledger."""
+        paper: dict[str, float] = {}
+        for leaf, bits in cost.paper_rows(record, self.accounting):
+            paper[leaf] = paper.get(leaf, 0) + charged * bits
+        return [
+            Entry(
+                direction,
+                message.message,
+                row.leaf,
+                row.sent,
+                row.information,
+                paper.get(row.leaf, 0),
             )
-        return Reply(client, down, answer, up, event, time.perf_counter() - started)
+            for row in message.rows
+        ]
+
+    def _finished(
+        self, ctx: Ctx, client: Client, done: Trained, entries: Sequence[Entry]
+    ) -> ClientFinished:
+        result: Result[Any, Any] = done.result
+        layout = ctx.task.layout
+        densities = cost.densities(result.masks)
+        effort = cost.Effort(layout, densities, done.examples, done.steps, done.per_epoch)
+        flops = round(cost.FLOPS[self.options.flops_model](effort))
+        up, down = (_total(entries, direction) for direction in ("up", "down"))
+        seconds = self.network.seconds(up[0], down[0], flops) if self.network else None
+        return ClientFinished(
+            round=ctx.round,
+            client=client.id,
+            examples=done.examples,
+            steps=done.steps,
+            density=cost.density(layout, result.masks),
+            up=up[0],
+            down=down[0],
+            information_up=up[1],
+            information_down=down[1],
+            paper_up=up[2],
+            paper_down=down[2],
+            flops=flops,
+            device_seconds=seconds,
+            metrics=dict(result.metrics),
+            traffic=entries,
+        )
 
     def _failed(
-        self, error: ClientError, client: Client, down: Any, local: Any, started: float
-    ) -> Reply:
+        self,
+        error: ClientError,
+        client: Client,
+        down: Any,
+        local: Any,
+        entries: Sequence[Entry],
+    ) -> ClientFailed:
         """Keeps what is needed to replay the client; raises unless failures are to be skipped."""
         if error.stage != "decode":
             seed = self.key.seed
@@ -120,11 +220,53 @@ class Conversations:
             error.replay = f"gossamer replay {run} --round {error.round} --client {client.id}"
         if self.options.on_client_error == "stop":
             raise error from error.cause
-        return Reply(client, down, None, b"", None, time.perf_counter() - started, error)
+        bits, _, paper = _total(entries, "down")
+        return ClientFailed(error.round, client.id, error.stage, error.reason, bits, paper)
 
 
-def exchanges(replies: Sequence[Reply]) -> Iterator[Exchange[Any, Any]]:
+def _total(entries: Sequence[Entry], direction: str) -> tuple[int, float, int]:
+    """Bits sent, their limit, and what the paper counts, in one direction."""
+    chosen = [entry for entry in entries if entry.direction == direction]
+    return (
+        round(sum(entry.sent for entry in chosen)),
+        sum(entry.information for entry in chosen),
+        round(sum(entry.paper for entry in chosen)),
+    )
+
+
+class _Exchanges:
     """Conversations in the order of client ids, decoded one at a time."""
-    for reply in replies:
-        assert reply.schema is not None
-        yield Exchange(reply.client, reply.down, decode(reply.data, reply.schema))
+
+    def __init__(
+        self, mode: Mode, state: Any, replies: Sequence[Reply], refused: dict[int, ClientFailed]
+    ) -> None:
+        self.last: Reply | None = None
+        """The one whose exchange was handed out last."""
+        self._mode = mode
+        self._state = state
+        self._replies = replies
+        self._refused = refused
+
+    def __iter__(self) -> Iterator[Exchange[Any, Any]]:
+        for reply in self._replies:
+            if reply.schema is None or reply.client.id in self._refused:
+                continue
+            known = held(reply.down, self._state) if reply.schema.revises else {}
+            try:
+                up = decode(reply.data, reply.schema, self._mode, reply.down, known)
+            except WireError as problem:
+                self._refused[reply.client.id] = _refusal(reply, problem)
+                continue
+            self.last = reply
+            yield Exchange(reply.client, reply.down, up)
+
+
+def _refusal(reply: Reply, problem: WireError) -> ClientFailed:
+    """The event of a reply that was not accepted; its costs are in the client's own event."""
+    assert reply.event is not None
+    reason = f"{type(problem).__name__}: {problem}"
+    return ClientFailed(reply.event.round, reply.client.id, "wire", reason, 0, 0)
+
+
+def _since(started: float) -> float:
+    return time.perf_counter() - started

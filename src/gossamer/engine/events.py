@@ -7,12 +7,15 @@ A line of the log is one JSON object: `event` (its kind), the fields of the reco
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
+
+from gossamer.cost import Entry
 
 SCHEMA = 1
 """Version of the event log; readers accept this one and refuse newer ones."""
@@ -53,15 +56,21 @@ class ClientFinished:
     density: float
     up: int
     down: int
+    information_up: float
+    information_down: float
     paper_up: int
     paper_down: int
     flops: int
+    device_seconds: float | None
+    """On the device and network asked for, if any."""
     metrics: Mapping[str, float]
+    traffic: Sequence[Entry]
+    """The ledger: direction, message, leaf, and bits in three columns."""
 
 
 @dataclass(frozen=True)
 class ClientFailed:
-    """A client's training raised, and the round goes on without it."""
+    """A client's training raised or its reply was refused; the round goes on without it."""
 
     round: int
     client: int
@@ -82,9 +91,13 @@ class RoundFinished:
     metrics: Mapping[str, float]
     up: int
     down: int
+    information_up: float
+    information_down: float
     paper_up: int
     paper_down: int
     flops: int
+    device_seconds: float | None
+    """So far, every round taking as long as its slowest client."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,20 @@ def kind(event: Event) -> str:
 def line(event: Event, clock: Clock) -> str:
     """An event as a line of the log."""
     fields = {"event": kind(event), **asdict(event), "clock": asdict(clock)}
-    return json.dumps(fields, separators=(",", ":")) + "\n"
+    return json.dumps(plain(fields), separators=(",", ":")) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: numbers that are not finite become null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case _:
+            return value
 
 
 @dataclass

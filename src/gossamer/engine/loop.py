@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,29 +15,37 @@ import numpy as np
 
 from gossamer import fields
 from gossamer.core import Client, Ctx, Key
-from gossamer.cost import Cost
+from gossamer.cost import Accounting, Cost, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.client import Abandoned, AnyMethod, ClientError
-from gossamer.engine.conversation import Conversations, Reply, exchanges
+from gossamer.engine.conversation import Conversations, Reply
 from gossamer.engine.evaluate import Evaluator
 from gossamer.engine.events import (
     SCHEMA,
+    ClientFailed,
+    ClientFinished,
     Clock,
     Event,
     EventLog,
     Finished,
-    RoundFinished,
     Sink,
     Started,
 )
 from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
-from gossamer.engine.summary import UNKNOWN, Summary, best, environment
+from gossamer.engine.summary import (
+    UNKNOWN,
+    Summary,
+    best,
+    environment,
+    plain_settings,
+    round_finished,
+)
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
 from gossamer.task import Task
-from gossamer.wire import dump, fingerprint, load, record_types
+from gossamer.wire import PLAIN, Mode, dump, fingerprint, load, record_types
 
 SHARE_FOR_CHECKPOINTS = 0.02
 """Part of the time that checkpoints may take, unless a number of rounds is asked for."""
@@ -56,11 +64,14 @@ def run(
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
     resume: bool = False,
+    wire: Mode = PLAIN,
+    dry: bool = False,
 ) -> Summary:
     """Trains a method on a federation for some rounds; the same call gives the same bits.
 
     With `out`, events and checkpoints are kept there, and `resume` continues from the newest
-    checkpoint as if nothing had happened.
+    checkpoint as if nothing had happened. `wire` is how numbers travel.
+    A dry run goes through everything but the training steps: see `gossamer.pricing`.
     """
     fields.check(method)
     if rounds < 1:
@@ -73,7 +84,19 @@ def run(
         workers = Workers(task, options.workers or cores())
         stack.callback(workers.close)
         engine = _Engine(
-            method, task, federation, rounds, seed, Path(out), name, options, sinks, stop, workers
+            method,
+            task,
+            federation,
+            rounds,
+            seed,
+            Path(out),
+            name,
+            options,
+            sinks,
+            stop,
+            workers,
+            wire,
+            dry,
         )
         stack.callback(engine.close)
         return engine.run(resume)
@@ -95,6 +118,8 @@ class _Engine:
         sinks: Sequence[Sink],
         stop: Stop | None,
         workers: Workers,
+        wire: Mode,
+        dry: bool,
     ) -> None:
         self.method = method
         self.task = task
@@ -107,6 +132,10 @@ class _Engine:
         self.sinks = list(sinks)
         self.stop = stop or Stop()
         self.workers = workers
+        self.wire = wire
+        self.dry = dry
+        self.network = Network.parse(options.network) if options.network else None
+        self.accounting: Accounting = getattr(method, "accounting", Accounting())
         self.types = record_types(method)
         self.folder = out / "rounds"
         self.progress = Progress()
@@ -124,17 +153,15 @@ class _Engine:
         if found is None:
             self.state = self.method.init(self.server_ctx(0))
         else:
-            if found.run != self.identity():
-                raise ValueError(
-                    f"{self.out} is a run of another method, other settings, rounds or seed; "
-                    "resume it with its own, or choose another folder"
-                )
+            checkpoint.check_continues(found, self.out, self.identity())
             self.progress = found.progress
             self.state = load(found.server, self.types)
         checkpoint.ready(self.out, 3 * len(dump(self.state)) + 2**20)
         self.folder.mkdir(exist_ok=True)
         self.store = Store(self.folder, self.types)
         self.store.rollback(self.progress.round if found else -1)
+        if found is not None:
+            checkpoint.check_states(found, self.out, len(self.store.clients()))
         self.log = EventLog(self.out / "events.jsonl", found.events if found else 0)
         self.conversations = Conversations(
             self.method,
@@ -145,6 +172,10 @@ class _Engine:
             self.out,
             self.options,
             self.stop,
+            self.wire,
+            self.accounting,
+            self.network,
+            self.dry,
         )
         self.evaluate = Evaluator(self.method, self.federation, self.workers, self.options.personal)
         self.before = self.progress.seconds
@@ -170,6 +201,8 @@ class _Engine:
             accuracy=self.accuracy(),
             density=self.progress.density,
             cost=self.progress.cost,
+            device_seconds=self.progress.device_seconds,
+            failed=self.progress.failed,
             seconds=self.seconds(),
             state_hash=state_hash,
             interrupted=interrupted,
@@ -203,50 +236,54 @@ class _Engine:
         cohort = self.method.cohort(ctx, self.state, self.federation.pool)
         ordered = sorted(cohort, key=lambda client: client.id)
         replies = self.train(ctx, ordered)
-        answered = [reply for reply in replies if reply.error is None]
-        self.state = self.method.merge(ctx, self.state, exchanges(answered))
+        failures = [reply.failure for reply in replies if reply.failure is not None]
+        self.state, refused = self.conversations.merge(ctx, self.state, replies)
+        failures += refused
+        finished = [reply.event for reply in replies if reply.event is not None]
+        for reply in replies:
+            if reply.event is not None:
+                self.emit(reply.event, reply.seconds)
+        for failure in failures:
+            self.emit(failure)
+        self.account(number, finished, failures)
+        told = round_finished(self.progress, finished, failures)
+        self.emit(told, time.perf_counter() - started)
+        every = self.options.eval_every
+        if every and (number % every == 0 or number == self.rounds):
+            self.assess()
+
+    def account(
+        self, number: int, events: Sequence[ClientFinished], failures: Sequence[ClientFailed]
+    ) -> None:
+        """Adds a round to what the run has cost."""
         spent = Cost()
-        densities, metrics = [], []
-        for reply in replies:
-            event = reply.event
-            if event is None:
-                continue
+        for event in events:
             spent += Cost(
-                event.up, event.down, event.paper_up, event.paper_down, event.flops, event.examples
+                event.up,
+                event.down,
+                event.information_up,
+                event.information_down,
+                event.paper_up,
+                event.paper_down,
+                event.flops,
+                event.examples,
             )
-            densities.append(event.density)
-            metrics.append(event.metrics)
-            self.emit(event, reply.seconds)
-        for reply in replies:
-            if (failure := reply.failure) is not None:
-                spent += Cost(down=failure.down, paper_down=failure.paper_down)
-                self.emit(failure)
+        for failure in failures:
+            spent += Cost(down=failure.down, paper_down=failure.paper_down)
+        seconds = None
+        if self.network:
+            slowest = max((event.device_seconds or 0.0 for event in events), default=0.0)
+            seconds = (self.progress.device_seconds or 0.0) + slowest
+        densities = [event.density for event in events]
         self.progress = replace(
             self.progress,
             round=number,
             cost=self.progress.cost + spent,
             density=float(np.mean(densities)) if densities else self.progress.density,
             seconds=self.seconds(),
+            device_seconds=seconds,
+            failed=self.progress.failed + len(failures),
         )
-        total = self.progress.cost
-        self.emit(
-            RoundFinished(
-                number,
-                [reply.client.id for reply in answered],
-                [reply.client.id for reply in replies if reply.error is not None],
-                self.progress.density,
-                _means(metrics),
-                total.up,
-                total.down,
-                total.paper_up,
-                total.paper_down,
-                total.flops,
-            ),
-            time.perf_counter() - started,
-        )
-        every = self.options.eval_every
-        if every and (number % every == 0 or number == self.rounds):
-            self.assess()
 
     # clients -----------------------------------------------------------------------------------
 
@@ -255,8 +292,12 @@ class _Engine:
         downs = {client.id: self.method.down(ctx, self.state, client) for client in cohort}
         by_size = sorted(cohort, key=lambda client: (-client.examples, client.id))
 
+        charged = 1.0
+        if self.accounting.recipients == "all" and cohort:
+            charged = len(self.federation.pool) / len(cohort)
+
         def one(task: Task, client: Client) -> Reply:
-            return self.conversations.hold(task, ctx.round, client, downs[client.id])
+            return self.conversations.hold(task, ctx.round, client, downs[client.id], charged)
 
         replies = self.workers.map(one, by_size)
         return sorted(replies, key=lambda reply: reply.client.id)
@@ -297,7 +338,13 @@ class _Engine:
         progress = replace(self.progress, seconds=self.seconds())
         new = self.store.new()
         kept = checkpoint.save(
-            self.folder, progress, dump(self.state), self.log.position, self.identity(), new
+            self.folder,
+            progress,
+            dump(self.state),
+            self.log.position,
+            self.identity(),
+            new,
+            len(self.store.clients()),
         )
         self.store.commit(kept)
         self.saved_at = time.perf_counter()
@@ -305,9 +352,11 @@ class _Engine:
         self.saved_round = self.progress.round
 
     def identity(self) -> str:
-        """A hash of what decides the results: method, settings, rounds and seed."""
-        what = (self.name, _settings(self.method), self.rounds, self.key.seed)
-        return fingerprint(json.dumps(what).encode())
+        """A hash of what decides the results: method, data, model, rounds, seed and wire."""
+        shapes = {name: leaf.shape for name, leaf in self.task.layout.leaves.items()}
+        data = self.federation.describe()
+        what = (self.name, plain_settings(self.method), self.rounds, self.key.seed, data, shapes)
+        return fingerprint(json.dumps([*what, str(self.wire)], default=str).encode())
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""
@@ -321,7 +370,7 @@ class _Engine:
         return Started(
             schema=SCHEMA,
             method=self.name,
-            settings=_settings(self.method),
+            settings=plain_settings(self.method),
             rounds=self.rounds,
             seed=self.key.seed,
             pool=len(self.federation.pool),
@@ -343,14 +392,3 @@ class _Engine:
             self.log.close()
         for sink in self.sinks:
             sink.close()
-
-
-def _settings(method: AnyMethod) -> dict[str, Any]:
-    return {item.name: item.default for item in fields.settings(method)}
-
-
-def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({name for each in metrics for name in each})
-    return {
-        name: float(np.mean([each[name] for each in metrics if name in each])) for name in names
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gossamer.cost import FlopsModel
 from gossamer.fields import option
 
 OnClientError = Literal["stop", "skip"]
@@ -38,6 +39,8 @@ class Options:
     eval_every: int = option(1, "rounds between evaluations; 0 means never", least=0)
     personal: bool = option(True, "also test every client's model on the client's own test data")
     on_client_error: OnClientError = option("stop", "what to do when a client's training raises")
+    flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
+    network: str = option("", "time on devices: 4g, wifi, iot, or up=,down=,latency=,flops=")
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0 means so often that they take 2 % of the time", least=0
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.wire import dump, load
+from gossamer.wire import load
 from gossamer.wire.schema import Types
 
 MEMORY = 256 * 2**20
@@ -28,7 +28,8 @@ def round_folder(rounds: Path, round: int) -> Path:
 
 def written_rounds(rounds: Path) -> list[int]:
     """Rounds that have a folder, in order."""
-    return sorted(int(path.name) for path in rounds.iterdir() if path.name.isdecimal())
+    found = (path for path in rounds.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(int(path.name) for path in found)
 
 
 class Store:
@@ -64,9 +65,8 @@ class Store:
         self._remember(client, data)
         return data
 
-    def put(self, client: int, round: int, state: object) -> None:
-        """Replaces a client's state; the older one stays until a checkpoint makes it useless."""
-        data = dump(state)
+    def put(self, client: int, round: int, data: bytes) -> None:
+        """Replaces a client's state by dumped one; the older stays until no checkpoint needs it."""
         path = self._path(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

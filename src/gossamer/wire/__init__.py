@@ -1,18 +1,36 @@
 """What travels: records, their schemas, and their bytes."""
 
 from gossamer.wire.archive import dump, fingerprint, load
-from gossamer.wire.codec import HEADER, WireError, decode, encode
+from gossamer.wire.codec import Row, Written, decode, encode, write
+from gossamer.wire.errors import UnknownMask, WireError
+from gossamer.wire.format import HEADER, longest
+from gossamer.wire.kinds import EXACT, Packed, Revision, held, pack, unpack, whole
+from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.schema import Schema, flatten, record_types
 
 __all__ = [
+    "EXACT",
     "HEADER",
+    "PLAIN",
+    "Mode",
+    "Packed",
+    "Revision",
+    "Row",
     "Schema",
+    "UnknownMask",
     "WireError",
+    "Written",
     "decode",
     "dump",
     "encode",
     "fingerprint",
     "flatten",
+    "held",
     "load",
+    "longest",
+    "pack",
     "record_types",
+    "unpack",
+    "whole",
+    "write",
 ]

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.wire.bits import Bits, Reader, Whole, pack, pack_planes, size
-from gossamer.wire.codec import WireError
+from gossamer.wire.errors import WireError
 from gossamer.wire.rows import Shape, edges, line, split, view
 
 BITMAP, RANGE = 0, 5

@@ -7,7 +7,8 @@ import json
 import struct
 from typing import Any
 
-from gossamer.wire.codec import WireError, decode, encode
+from gossamer.wire.codec import decode, encode
+from gossamer.wire.errors import WireError
 from gossamer.wire.schema import Schema, Types
 
 MAGIC = b"GOSSAMER1\n"
@@ -28,13 +29,13 @@ def load(data: bytes, types: Types) -> Any:
     end = start + struct.unpack("<I", data[len(MAGIC) : start])[0]
     try:
         plain = json.loads(data[start:end])
-    except ValueError as damage:
+    except (ValueError, RecursionError) as damage:
         raise WireError("the schema of the record is damaged") from damage
     try:
         schema = Schema.read(plain, types)
     except ValueError as refusal:
         raise WireError(str(refusal)) from refusal
-    return decode(data[end:], schema)
+    return decode(data[end:], schema, finite=False)
 
 
 def fingerprint(*parts: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.wire.codec import WireError
+from gossamer.wire.errors import WireError
 
 Bits: TypeAlias = NDArray[np.bool_]
 Whole: TypeAlias = NDArray[np.int64]

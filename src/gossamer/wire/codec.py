@@ -1,113 +1,100 @@
-"""Records to bytes and back: a header, then the leaves, without names and without pickle."""
+"""Records to bytes and back: a header, then the leaves, without names and without pickle.
+
+    1 byte      version
+    8 bytes     hash of the schema and of the way values travel
+    in order    numbers, texts, masks (each set behind its length), how many values are packed
+    last        all floating-point values, in order
+
+A decoder is told the schema. It checks every length against it before it reserves memory, refuses
+values that are not finite, and says which leaf was wrong and why.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from gossamer.wire.schema import Leaf, ScalarNode, Schema, TensorNode, flatten, rebuild
-
-VERSION = 1
-HEADER = 1 + 8
-"""Bytes before the payload: the version and the hash of the schema."""
-
-_STRUCT = {"int": "<q", "float": "<d", "bool": "<?"}
-_SAME_SIZE = {torch.bfloat16: torch.int16}
+from gossamer.wire.errors import WireError
+from gossamer.wire.format import HEADER, VERSION, longest, message_hash, references
+from gossamer.wire.kinds import Held
+from gossamer.wire.mode import PLAIN, Mode
+from gossamer.wire.reading import Reader
+from gossamer.wire.schema import Schema, flatten, rebuild
+from gossamer.wire.writing import Writer
 
 
-class WireError(ValueError):
-    """A message that cannot be what it claims to be."""
+@dataclass(frozen=True)
+class Row:
+    """What a field of a message costs, in bits."""
+
+    leaf: str
+    sent: float
+    information: float
+    """The limit: the values as they are, and the entropy of the masks."""
 
 
-def encode(record: object, schema: Schema | None = None) -> bytes:
-    """The bytes of a record; `decode` needs its schema."""
+@dataclass(frozen=True)
+class Written:
+    """A message, and what its bits are for."""
+
+    data: bytes
+    message: str
+    rows: tuple[Row, ...]
+
+
+def encode(
+    record: object,
+    schema: Schema | None = None,
+    mode: Mode = PLAIN,
+    reference: object = None,
+) -> bytes:
+    """The bytes of a record; `decode` needs its schema, and the same mode and reference."""
+    return write(record, schema, mode, reference).data
+
+
+def write(
+    record: object,
+    schema: Schema | None = None,
+    mode: Mode = PLAIN,
+    reference: object = None,
+) -> Written:
+    """The bytes of a record with their account, by field."""
     schema = schema or Schema.of(record)
-    return b"".join([bytes([VERSION]), schema.hash, *map(_leaf_bytes, flatten(record))])
+    writer = Writer(mode, references(reference) if mode.half else {})
+    for (path, node), leaf in zip(schema.leaves, flatten(record), strict=True):
+        writer.leaf(path, node, leaf)
+    payload = writer.payload()
+    data = b"".join([bytes([VERSION]), message_hash(schema, mode), payload])
+    rows = [Row(leaf, bits, writer.information.get(leaf, 0)) for leaf, bits in writer.sent.items()]
+    return Written(data, schema.name, (Row("header", 8 * HEADER, 0), *rows))
 
 
-def decode(data: bytes, schema: Schema) -> Any:
-    """The record that was encoded; anything else than exactly that is a `WireError`."""
+def decode(
+    data: bytes,
+    schema: Schema,
+    mode: Mode = PLAIN,
+    reference: object = None,
+    held: Held | None = None,
+    finite: bool = True,
+) -> Any:
+    """The record that was encoded; anything else than exactly that is a `WireError`.
+
+    `held` are the masks that this side has, for masks that come as changes of them.
+    """
     if len(data) < HEADER:
         raise WireError(f"a message of {len(data)} bytes is shorter than its header of {HEADER}")
     if data[0] != VERSION:
         raise WireError(f"the message is of version {data[0]}, this is version {VERSION}")
-    if data[1:HEADER] != schema.hash:
-        raise WireError(
-            f"the message has schema {data[1:HEADER].hex()}, {schema.hash.hex()} is expected"
-        )
-    leaves = list(_read_leaves(memoryview(data)[HEADER:], schema))
-    return rebuild(schema, iter(leaves))
-
-
-def _leaf_bytes(leaf: Leaf) -> bytes:
-    match leaf:
-        case Tensor():
-            tensor = leaf.detach().cpu().contiguous()
-            if tensor.dtype == torch.bool:
-                return np.packbits(tensor.numpy().reshape(-1), bitorder="little").tobytes()
-            return tensor.view(_SAME_SIZE.get(tensor.dtype, tensor.dtype)).numpy().tobytes()
-        case bool():
-            return struct.pack("<?", leaf)
-        case int():
-            return struct.pack("<q", leaf)
-        case float():
-            return struct.pack("<d", leaf)
-        case str():
-            text = leaf.encode()
-            return struct.pack("<I", len(text)) + text
-
-
-def _read_leaves(data: memoryview, schema: Schema) -> Iterator[Leaf]:
-    position = 0
-    for path, node in schema.leaves():
-        size = _size(data, position, node)
-        if position + size > len(data):
-            raise WireError(f"{path} needs {size} bytes, but only {len(data) - position} are left")
-        yield _read(data[position : position + size], node)
-        position += size
-    if position != len(data):
-        raise WireError(f"{len(data) - position} bytes follow the last leaf of the message")
-
-
-def _size(data: memoryview, position: int, node: TensorNode | ScalarNode) -> int:
-    match node:
-        case TensorNode(dtype=torch.bool):
-            return (_count(node) + 7) // 8
-        case TensorNode():
-            return _count(node) * node.dtype.itemsize
-        case ScalarNode(kind="str"):
-            if position + 4 > len(data):
-                return 4
-            return 4 + int(struct.unpack("<I", data[position : position + 4])[0])
-        case ScalarNode():
-            return struct.calcsize(_STRUCT[node.kind])
-
-
-def _count(node: TensorNode) -> int:
-    return int(np.prod(node.shape, dtype=np.int64))
-
-
-def _read(data: memoryview, node: TensorNode | ScalarNode) -> Leaf:
-    match node:
-        case TensorNode(dtype=torch.bool):
-            bits = np.unpackbits(
-                np.frombuffer(data, np.uint8), count=_count(node), bitorder="little"
-            )
-            return torch.from_numpy(bits.astype(np.bool_)).reshape(node.shape)
-        case TensorNode():
-            if _count(node) == 0:
-                return torch.empty(node.shape, dtype=node.dtype)
-            return torch.frombuffer(bytearray(data), dtype=node.dtype).reshape(node.shape)
-        case ScalarNode(kind="str"):
-            try:
-                return str(data[4:], "utf-8")
-            except UnicodeDecodeError as damage:
-                raise WireError(f"a text of the message is not UTF-8: {damage.reason}") from damage
-        case ScalarNode():
-            value: int | float | bool = struct.unpack(_STRUCT[node.kind], data)[0]
-            return value
+    wanted = message_hash(schema, mode)
+    if data[1:HEADER] != wanted:
+        found = data[1:HEADER].hex()
+        raise WireError(f"the message has schema {found}, {wanted.hex()} is expected")
+    if len(data) > (most := longest(schema)):
+        raise WireError(f"a message of {len(data)} bytes is longer than its schema allows, {most}")
+    known = references(reference) if mode.half else {}
+    reader = Reader(memoryview(data)[HEADER:], mode, known, held or {}, finite)
+    leaves = iter(reader.leaves(schema))
+    try:
+        return rebuild(schema, leaves)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as refusal:
+        raise WireError(f"{schema.name} refuses its values: {refusal}") from refusal

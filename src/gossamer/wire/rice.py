@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gossamer.wire.bits import Bits, Reader, Whole, number, pack, pack_planes, size
-from gossamer.wire.codec import WireError
+from gossamer.wire.errors import WireError
 from gossamer.wire.rows import Rows, Shape, counts, edges, line, row_lengths, split
 
 BITMAP, RICE, GIVEN = range(3)

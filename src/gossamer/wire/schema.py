@@ -9,17 +9,21 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Leaf: TypeAlias = Tensor | int | float | bool | str
+from gossamer.core import Masks
+from gossamer.wire.kinds import EXACT, Packed, Revision, is_masks
+
+Leaf: TypeAlias = Tensor | int | float | bool | str | Masks | Packed | Revision
 Types: TypeAlias = Mapping[str, type]
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.bool,
@@ -39,10 +43,16 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True)
 class TensorNode:
-    """A tensor of known dtype and shape."""
+    """A tensor of known dtype and shape; `exact` ones are never rounded on the way."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    exact: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,25 @@ class ScalarNode:
     """A Python number or text."""
 
     kind: str
+
+
+@dataclass(frozen=True)
+class MasksNode:
+    """Masks of known shapes, which travel together."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    revises: bool = False
+    """Whether they may be told as changes of masks that the receiver holds."""
+
+
+@dataclass(frozen=True)
+class PackedNode:
+    """Values on masks that the receiver knows; how many there are depends on the masks."""
+
+    names: tuple[str, ...]
+    tensors: tuple[TensorNode, ...]
+    """Type and shape of the whole tensors."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +111,8 @@ class RecordNode:
     children: tuple[Node, ...]
 
 
-Node: TypeAlias = TensorNode | ScalarNode | NoneNode | DictNode | TupleNode | RecordNode
+LeafNode: TypeAlias = TensorNode | ScalarNode | MasksNode | PackedNode
+Node: TypeAlias = LeafNode | NoneNode | DictNode | TupleNode | RecordNode
 
 
 @dataclass(frozen=True)
@@ -94,16 +124,28 @@ class Schema:
     @classmethod
     def of(cls, record: object) -> Schema:
         """The schema that a record has."""
-        return cls(_node(record, "record"))
+        return cls(_node(record, "record", False))
 
-    @cached_property
+    @property
     def hash(self) -> bytes:
         """Eight bytes by which a receiver knows that it reads what was written."""
-        return hashlib.blake2b(json.dumps(self.plain()).encode(), digest_size=8).digest()
+        return _hash(self)
 
-    def leaves(self) -> Iterator[tuple[str, TensorNode | ScalarNode]]:
+    @property
+    def name(self) -> str:
+        """The name of the record's type: what kind of message it is."""
+        root = self.root
+        return root.type.__name__ if isinstance(root, RecordNode) else type(root).__name__
+
+    @cached_property
+    def leaves(self) -> tuple[tuple[str, LeafNode], ...]:
         """The path and kind of every leaf, in the order of the payload."""
-        yield from _walk(self.root, "")
+        return tuple(_walk(self.root, "" if isinstance(self.root, RecordNode) else "record"))
+
+    @cached_property
+    def revises(self) -> bool:
+        """Whether a receiver may need masks that it holds to read the message."""
+        return any(isinstance(node, MasksNode) and node.revises for _, node in self.leaves)
 
     def plain(self) -> Any:
         """The schema as JSON values, types by name."""
@@ -115,19 +157,26 @@ class Schema:
         return cls(_read(plain, types))
 
 
+@lru_cache(maxsize=256)
+def _hash(schema: Schema) -> bytes:
+    return hashlib.blake2b(json.dumps(schema.plain()).encode(), digest_size=8).digest()
+
+
 def flatten(record: object) -> Iterator[Leaf]:
     """The leaves of a record, in the order of its schema."""
     match record:
         case None:
             return
+        case Packed() | Revision() | Tensor() | bool() | int() | float() | str():
+            yield record
+        case dict() if is_masks(record):
+            yield record
         case dict():
             for value in record.values():
                 yield from flatten(value)
         case tuple() | list():
             for value in record:
                 yield from flatten(value)
-        case Tensor() | bool() | int() | float() | str():
-            yield record
         case _ if dataclasses.is_dataclass(record):
             for field in dataclasses.fields(record):
                 yield from flatten(getattr(record, field.name))
@@ -167,43 +216,78 @@ def _collect(hint: Any, found: dict[str, type]) -> None:
             _collect(inner, found)
 
 
-def _node(value: object, path: str) -> Node:
+def _node(value: object, path: str, exact: bool) -> Node:
     match value:
         case None:
             return NoneNode()
         case Tensor():
-            if value.dtype not in _DTYPES.values() or value.layout != torch.strided:
+            if value.dtype not in DTYPES.values() or value.layout != torch.strided:
                 raise TypeError(
                     f"{path} is a tensor of {value.dtype} ({value.layout}); "
-                    f"a record may hold dense tensors of {', '.join(_DTYPES)}"
+                    f"a record may hold dense tensors of {', '.join(DTYPES)}"
                 )
-            return TensorNode(value.dtype, tuple(value.shape))
+            return TensorNode(value.dtype, tuple(value.shape), exact)
         case bool() | int() | float() | str() if type(value) in _SCALARS:
             if type(value) is int and value not in _INT64:
                 raise TypeError(f"{path} is {value}, which does not fit in 64 bits")
             return ScalarNode(_SCALARS[type(value)])
+        case Packed():
+            return PackedNode(tuple(value.values), _packed_tensors(value, path, exact))
+        case Revision():
+            return _masks_node(value.masks, True)
         case dict():
             for key in value:
                 if not isinstance(key, str | int):
                     raise TypeError(f"{path} has the key {key!r}; keys are text or whole numbers")
-            children = tuple(_node(inner, f"{path}.{key}") for key, inner in value.items())
+            if is_masks(value):
+                return _masks_node(value, False)
+            children = tuple(_node(inner, f"{path}.{key}", exact) for key, inner in value.items())
             return DictNode(tuple(value), children)
         case tuple() | list() if type(value) in (tuple, list):
-            children = tuple(_node(inner, f"{path}[{i}]") for i, inner in enumerate(value))
+            children = tuple(_node(inner, f"{path}[{i}]", exact) for i, inner in enumerate(value))
             return TupleNode(type(value), children)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = tuple(field.name for field in dataclasses.fields(value))
-            inner = tuple(_node(getattr(value, name), f"{path}.{name}") for name in names)
-            return RecordNode(type(value), names, inner)
+            fields = dataclasses.fields(value)
+            inner = tuple(
+                _node(
+                    getattr(value, field.name),
+                    f"{path}.{field.name}",
+                    exact or field.metadata.get("wire") == EXACT["wire"],
+                )
+                for field in fields
+            )
+            return RecordNode(type(value), tuple(field.name for field in fields), inner)
     raise TypeError(
         f"{path} is a {type(value).__name__}; a record may hold tensors, numbers, text, None, "
         "and dataclasses, dictionaries, tuples or lists of these"
     )
 
 
-def _walk(node: Node, path: str) -> Iterator[tuple[str, TensorNode | ScalarNode]]:
+def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode, ...]:
+    found = []
+    for name, values in packed.values.items():
+        where = f"{path}[{name}]"
+        travels = values.dtype.is_floating_point and values.dtype in DTYPES.values()
+        if values.dim() != 1 or not travels:
+            raise TypeError(
+                f"{where} is packed, but no line of floating-point numbers of a type that travels"
+            )
+        if name not in packed.shapes:
+            raise TypeError(f"{where} is packed without the shape of its whole tensor")
+        node = TensorNode(values.dtype, tuple(packed.shapes[name]), exact)
+        if values.numel() > node.count:
+            raise TypeError(f"{where} has {values.numel()} values, {node.count} at most")
+        found.append(node)
+    return tuple(found)
+
+
+def _masks_node(masks: Masks, revises: bool) -> MasksNode:
+    return MasksNode(tuple(masks), tuple(tuple(mask.shape) for mask in masks.values()), revises)
+
+
+def _walk(node: Node, path: str) -> Iterator[tuple[str, LeafNode]]:
     match node:
-        case TensorNode() | ScalarNode():
+        case TensorNode() | ScalarNode() | MasksNode() | PackedNode():
             yield path, node
         case DictNode():
             for key, child in zip(node.keys, node.children, strict=True):
@@ -223,9 +307,15 @@ def _plain(node: Node) -> Any:
         case NoneNode():
             return None
         case TensorNode():
-            return ["tensor", str(node.dtype).removeprefix("torch."), list(node.shape)]
+            kind = "exact" if node.exact else "tensor"
+            return [kind, str(node.dtype).removeprefix("torch."), list(node.shape)]
         case ScalarNode():
             return ["scalar", node.kind]
+        case MasksNode():
+            kind = "revision" if node.revises else "masks"
+            return [kind, list(node.names), [list(shape) for shape in node.shapes]]
+        case PackedNode():
+            return ["packed", list(node.names), [_plain(tensor) for tensor in node.tensors]]
         case DictNode():
             return ["dict", list(node.keys), [_plain(child) for child in node.children]]
         case TupleNode():
@@ -239,10 +329,19 @@ def _read(plain: Any, types: Types) -> Node:
     match plain:
         case None:
             return NoneNode()
-        case ["tensor", str(dtype), list(shape)] if dtype in _DTYPES and _is_shape(shape):
-            return TensorNode(_DTYPES[dtype], tuple(shape))
+        case ["tensor" | "exact" as kind, str(dtype), list(shape)] if dtype in DTYPES:
+            if _is_shape(shape):
+                return TensorNode(DTYPES[dtype], tuple(shape), kind == "exact")
         case ["scalar", str(kind)] if kind in _SCALARS.values():
             return ScalarNode(kind)
+        case ["masks" | "revision" as kind, list(names), list(shapes)]:
+            if len(names) == len(shapes) and _are_names(names) and all(map(_is_shape, shapes)):
+                return MasksNode(tuple(names), tuple(map(tuple, shapes)), kind == "revision")
+        case ["packed", list(names), list(tensors)] if len(names) == len(tensors):
+            nodes = [_read(tensor, types) for tensor in tensors]
+            found = tuple(node for node in nodes if isinstance(node, TensorNode))
+            if len(found) == len(names) and _are_names(names):
+                return PackedNode(tuple(names), found)
         case ["dict", list(keys), list(children)] if len(keys) == len(children):
             if all(isinstance(key, str | int) for key in keys):
                 return DictNode(tuple(keys), tuple(_read(child, types) for child in children))
@@ -260,15 +359,19 @@ def _read(plain: Any, types: Types) -> Node:
     raise ValueError(f"{plain!r} is no part of a schema")
 
 
-def _is_shape(sizes: list[Any]) -> bool:
-    return all(type(size) is int and size >= 0 for size in sizes)
+def _is_shape(sizes: Any) -> bool:
+    return isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+
+
+def _are_names(names: list[Any]) -> bool:
+    return all(isinstance(name, str) for name in names)
 
 
 def _rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
     match node:
         case NoneNode():
             return None
-        case TensorNode() | ScalarNode():
+        case TensorNode() | ScalarNode() | MasksNode() | PackedNode():
             return next(leaves)
         case DictNode():
             pairs = zip(node.keys, node.children, strict=True)

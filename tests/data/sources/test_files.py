@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -136,3 +137,67 @@ def test_without_pillow_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"needs Pillow; install gossamer\[data\]"):
         load(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"x": np.zeros((5, 2)), "y": np.zeros(4, int)}, "5 rows of x but 4 of y"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(5, int)}, "4 rows of x but 5 of y"),
+        (
+            {"x": np.zeros((4, 2)), "y": np.zeros(4, int), "group": np.zeros(9, int)},
+            "4 rows of x but 9 of group",
+        ),
+        ({"x": np.array(["a"] * 9), "y": np.zeros(9, int)}, "examples of .* are <U1"),
+        ({"x": np.full((9, 2), np.nan), "y": np.zeros(9, int)}, "not finite"),
+        ({"x": np.full((9, 2), 1e300), "y": np.zeros(9, int)}, "not finite"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "no training examples"),
+        ({"x": np.array([None] * 9), "y": np.zeros(9, int)}, "save plain arrays with np.savez"),
+    ],
+)
+def test_an_npz_that_cannot_be_trained_on_is_refused(
+    tmp_path: Path, content: dict[str, np.ndarray], said: str
+) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, **content)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=said):
+        load(f"npz:{path}")
+
+
+def npy() -> bytes:
+    """One array, as np.save writes it."""
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04 cut short", npy()])
+def test_a_file_that_is_no_npz_says_how_to_make_one(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine\.npz .*save plain arrays with np\.savez"):
+        load(f"npz:{path}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,b,label\n", "no training examples"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"1,2,0\n" * 5 + b"nan,2,0\n" * 20, "not finite"),
+    ],
+)
+def test_a_csv_that_cannot_be_trained_on_is_refused(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        load(f"csv:{path}")
+
+
+def test_a_format_without_a_file_asks_for_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="after the colon"):
+        load("npz:")
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        load(f"csv:{tmp_path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -22,11 +23,15 @@ def read_npz(path: Path, key: Key) -> Arrays:
     features. Groups (one number per example) make `natural` possible, coarse classes (one number
     per class) `pachinko`.
     """
-    _must_exist(path)
-    with np.load(path, allow_pickle=False) as archive:
-        content = {name: archive[name] for name in archive.files}
+    content = _archive(path)
     parts = ("x_train", "y_train", "x_test", "y_test")
     if {"x", "y"} <= content.keys():
+        for field in content.keys() & {"y", "group"}:
+            if len(content[field]) != len(content["x"]):
+                raise ValueError(
+                    f"{path} has {len(content['x'])} rows of x but {len(content[field])} of "
+                    f"{field}; give every example one"
+                )
         chosen = held_out(len(content["y"]), key)
         content |= {
             f"{field}_{part}": content[field][rows]
@@ -53,12 +58,17 @@ def read_npz(path: Path, key: Key) -> Arrays:
 def arrays_of(name: str, train: np.ndarray, test: np.ndarray, labels: Labels) -> Arrays:
     """Images where the rows are bytes in two or three dimensions, features otherwise."""
     kind: Kind
+    if train.dtype.kind not in "biuf":
+        raise ValueError(f"examples of {name} are {train.dtype}; give numbers")
+    if not len(train):
+        raise ValueError(f"{name} has no training examples; check its files")
     if train.dtype == np.uint8 and train.ndim in (3, 4):
         if train.ndim == 3:
             train, test = train[..., None], test[..., None]
         kind = images_of(train)
     else:
-        kind = Features.of(train)
+        kind = Features.of(_finite(name, train))
+        _finite(name, test)
     return Arrays(name, kind, train, test, labels)
 
 
@@ -80,8 +90,12 @@ def images_of(train: np.ndarray) -> Images:
 
 def read_csv(path: Path, key: Key) -> Arrays:
     """Numeric columns, a header or none; the label is the column `label` or `y`, else the last."""
-    _must_exist(path)
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    _must_be_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from None
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path} is empty; give rows of numbers and a label")
     names = [cell.strip().lower() for cell in lines[0].split(",")]
@@ -107,7 +121,7 @@ def read_csv(path: Path, key: Key) -> Arrays:
     y = np.asarray([known.index(word) for word in words], np.int64)
     train, test = held_out(len(y), key)
     labels = Labels(y[train], y[test], len(known))
-    return Arrays(f"csv:{path}", Features.of(x[train]), x[train], x[test], labels)
+    return arrays_of(f"csv:{path}", x[train], x[test], labels)
 
 
 def read_folder(path: Path, key: Key) -> Arrays:
@@ -201,6 +215,33 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _archive(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file; nothing in it is unpickled."""
+    _must_be_file(path)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        reason = str(error).partition(". ")[0]
+        raise ValueError(
+            f"{path} cannot be read ({reason}); save plain arrays with np.savez"
+        ) from None
+
+
+def _finite(name: str, values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise ValueError(f"{name} has values that are not finite in float32; remove or scale them")
+    return values
+
+
+def _must_be_file(path: Path) -> None:
+    _must_exist(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a folder; give the path of a file after the colon")
 
 
 def _must_exist(path: Path) -> None:

@@ -1,0 +1,255 @@
+"""`gossamer cost`: what a method would cost, or what a run did cost, bit by bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer import fields, models
+from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, table
+from gossamer.cli.progress import bits
+from gossamer.cli.run import refusing
+from gossamer.config import Config, Experiment, absolute, find_method
+from gossamer.data import SOURCES
+from gossamer.engine import Options, events
+from gossamer.pricing import Bits, Line, Price, price
+from gossamer.task import Task
+from gossamer.wire import Mode
+
+HEADER = ("", "message", "leaf", "messages", "sent", "limit", "paper")
+
+
+def cost(arguments: Sequence[str]) -> int:
+    """`gossamer cost METHOD [options]` without training, or `gossamer cost RUN` of a run."""
+    target = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if target is not None and (Path(target) / "events.jsonl").exists():
+        return _of_run(Path(target), arguments[1:])
+    method = find_method("fedavg")
+    if target is not None:
+        with refusing():
+            method = find_method(target)
+    parser = Parser(prog=f"gossamer cost {target or 'METHOD'}", description=cost.__doc__)
+    parser.add_argument(
+        "--shape", default="", metavar="CxHxW", help="of an example; default: data's"
+    )
+    parser.add_argument("--classes", type=int, default=0, help="default: the data set's")
+    parser.add_argument(
+        "--examples", type=int, default=0, help="of a client; default: data's / pool"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    add_settings(parser, "experiment", Experiment())
+    add_settings(parser, "execution", Options())
+    add_settings(parser, "method", method)
+    options = parser.read(arguments[1:] if target else arguments)
+    if target is None:
+        raise Refusal("name a method or a run, e.g. `gossamer cost fedavg --model lenet5_caffe`")
+    with refusing():
+        config = Config(
+            absolute(target),
+            given(method, options),
+            fields.replace(Experiment(), given(Experiment(), options)),
+            fields.replace(Options(eval_every=0), given(Options(), options)),
+        )
+        found, clients = _priced(config, options)
+    _show(found.lines)
+    say(f"{_times(found)}\n{_round(found)}")
+    if options.json:
+        print(json.dumps(_figures(config.method, config.experiment, clients, found)))
+    return 0
+
+
+def _priced(config: Config, options: Any) -> tuple[Price, int]:
+    """The price of a configuration, for the shape of its data set or one that is given."""
+    wish = config.experiment
+    fields.check(wish)
+    fields.check(config.options)
+    method = config.build_method()
+    source = SOURCES.get(wish.data)
+    if source is None and not (options.shape and options.classes and options.examples):
+        raise ValueError(
+            f"{wish.data!r} is no named data set; say --shape, --classes and --examples"
+        )
+    shape = _shape(options.shape) if options.shape else source.shape if source else ()
+    classes = options.classes or (source.classes if source else 0)
+    pool = wish.pool or 100
+    examples = options.examples or max(1, (source.train if source else 0) // pool)
+    clients = getattr(method, "clients", pool)
+    if clients > pool:
+        raise ValueError(
+            f"{clients} clients per round asked for, but the pool has {pool}; "
+            f"use --clients {pool} or fewer, or a larger --pool"
+        )
+    dtype = torch.float32 if len(shape) == 3 or not source else _dtype(wish.data)
+    name = wish.model or models.default(shape, dtype)
+    module = models.build(name, shape, classes)
+    patterns = [part.strip() for part in wish.prunable.split(",") if part.strip()]
+    example = torch.zeros((2, *shape), dtype=dtype)
+    task = Task.of(module, example, prunable=patterns or None)
+    found = price(
+        method,
+        task,
+        shape=shape,
+        classes=classes,
+        dtype=dtype,
+        pool=pool,
+        examples=examples,
+        rounds=wish.rounds,
+        seed=wish.seed,
+        options=config.options,
+        wire=Mode.parse(wish.wire),
+    )
+    return found, clients
+
+
+def _of_run(run: Path, arguments: Sequence[str]) -> int:
+    """The ledger of a run, added up by leaf or by round, and the time to an accuracy."""
+    parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
+    parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
+    parser.add_argument("--target", type=float, default=None, help="an accuracy to reach")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.read(arguments)
+    log = events.read(run / "events.jsonl")
+    finished = [event for event in log if event["event"] == "client-finished"]
+    lines = _ledger(finished)
+    if options.by == "leaf":
+        _show(lines)
+    else:
+        _show_rounds(log)
+    reached = reach(log, options.target) if options.target is not None else None
+    if reached:
+        say(_reached(options.target, reached))
+    elif options.target is not None:
+        say(f"accuracy {options.target} was never reached")
+    if options.json:
+        print(json.dumps({"run": str(run), "lines": _plain(lines), "reached": reached}))
+    return 0
+
+
+def reach(log: Iterable[Mapping[str, Any]], target: float) -> dict[str, Any] | None:
+    """The first evaluation with at least an accuracy: its round, bits and time on devices."""
+    sent: Mapping[str, Any] = {}
+    for event in log:
+        if event["event"] == "round-finished":
+            sent = event
+        accuracy = event.get("global_accuracy")
+        if event["event"] == "evaluated" and accuracy is not None and accuracy >= target:
+            return {
+                "round": event["round"],
+                "accuracy": accuracy,
+                "up": sent.get("up", 0),
+                "down": sent.get("down", 0),
+                "flops": sent.get("flops", 0),
+                "device_seconds": sent.get("device_seconds"),
+            }
+    return None
+
+
+def _ledger(finished: Iterable[Mapping[str, Any]]) -> dict[Line, Bits]:
+    found: dict[Line, Bits] = {}
+    for event in finished:
+        for entry in event["traffic"]:
+            line = (entry["direction"], entry["message"], entry["leaf"])
+            here = Bits(1, entry["sent"], entry["information"], entry["paper"])
+            found[line] = found.get(line, Bits()) + here
+    return found
+
+
+def _show(lines: Mapping[Line, Bits]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for direction in ("down", "up"):
+        total = Bits()
+        for line, found in lines.items():
+            if line[0] == direction:
+                rows.append((*line, found.messages, *_columns(found)))
+                total += found
+        rows.append((direction, "", "in all", "", *_columns(total)))
+    say(table(rows, HEADER))
+
+
+def _show_rounds(log: Iterable[Mapping[str, Any]]) -> None:
+    rows, before = [], {"up": 0, "down": 0, "paper_up": 0, "paper_down": 0, "flops": 0}
+    for event in log:
+        if event["event"] == "round-finished":
+            spent = [event[name] - before[name] for name in before]
+            rows.append((event["round"], *map(bits, spent[:4]), f"{spent[4]:.4g}"))
+            before = {name: event[name] for name in before}
+    say(table(rows, ("round", "up", "down", "paper up", "paper down", "FLOPs")))
+
+
+def _columns(found: Bits) -> tuple[str, str, str]:
+    return bits(found.sent), bits(found.information), bits(found.paper)
+
+
+def _round(found: Price) -> str:
+    up, down = (bits(found.total(way).sent / found.rounds) for way in ("up", "down"))
+    work = found.flops / found.rounds
+    return f"a round, on average: {up} up, {down} down, {work:.4g} FLOPs"
+
+
+def _times(found: Price) -> str:
+    text = f"FLOPs {found.flops:.4g}; {found.rounds} rounds"
+    if found.exact < found.rounds:
+        text += f", of which {found.exact} were gone through and the rest cost what the last does"
+    if found.device_seconds is not None:
+        text += f"; {found.device_seconds:.4g} s on devices"
+    return text
+
+
+def _figures(method: str, wish: Experiment, clients: int, found: Price) -> dict[str, Any]:
+    up, down = found.total("up"), found.total("down")
+    return {
+        "method": method,
+        "model": wish.model,
+        "pool": wish.pool,
+        "clients": clients,
+        "rounds": found.rounds,
+        "exact_rounds": found.exact,
+        "bits": {
+            "up": round(up.sent),
+            "down": round(down.sent),
+            "information_up": up.information,
+            "information_down": down.information,
+            "paper_up": round(up.paper),
+            "paper_down": round(down.paper),
+        },
+        "flops": found.flops,
+        "device_seconds": found.device_seconds,
+        "lines": _plain(found.lines),
+    }
+
+
+def _plain(lines: Mapping[Line, Bits]) -> list[dict[str, Any]]:
+    return [
+        {
+            "direction": line[0],
+            "message": line[1],
+            "leaf": line[2],
+            "messages": found.messages,
+            "sent": found.sent,
+            "information": found.information,
+            "paper": found.paper,
+        }
+        for line, found in lines.items()
+    ]
+
+
+def _reached(target: float, found: Mapping[str, Any]) -> str:
+    text = f"accuracy {target} was reached in round {found['round']}, after "
+    text += f"{bits(found['up'])} up and {bits(found['down'])} down"
+    seconds = found["device_seconds"]
+    return text if seconds is None else f"{text}, {seconds:.4g} s on devices"
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise ValueError(f"--shape is e.g. 3x32x32 or 784, not {text!r}") from None
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.int64 if name in ("sst2", "shakespeare") else torch.float32

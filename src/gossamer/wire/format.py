@@ -1,0 +1,107 @@
+"""The format of messages: its numbers, and how long a message can be."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gossamer.core import Masks
+from gossamer.wire.bits import Bits
+from gossamer.wire.kinds import Packed
+from gossamer.wire.mode import PLAIN, Mode
+from gossamer.wire.schema import (
+    LeafNode,
+    MasksNode,
+    PackedNode,
+    ScalarNode,
+    Schema,
+    TensorNode,
+    flatten,
+)
+
+VERSION = 2
+HEADER = 1 + 8
+"""Bytes before the payload: the version and the hash."""
+LONGEST_TEXT = 1 << 16
+"""Bytes of a text in a record, at most."""
+
+STRUCT = {"int": "<q", "float": "<d", "bool": "<?"}
+WHOLE, CHANGES = 0, 1
+WIDTHS = (8, 4, 2)
+NUMBER = 10
+"""Bytes of a length, at most."""
+
+
+def longest(schema: Schema) -> int:
+    """Bytes that a message of a schema has at most, however its masks and texts turn out."""
+    return HEADER + 2 * NUMBER * len(WIDTHS) + sum(_most(node) for _, node in schema.leaves)
+
+
+def references(record: object) -> dict[str, Tensor]:
+    """The floating-point tensors of a record by path: what differences are taken from."""
+    if record is None:
+        return {}
+    found: dict[str, Tensor] = {}
+    for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
+        match leaf:
+            case Tensor() if leaf.dtype == torch.float32:
+                found[path] = leaf
+            case Packed():
+                found |= {
+                    f"{path}[{name}]": value
+                    for name, value in leaf.values.items()
+                    if value.dtype == torch.float32
+                }
+            case _:
+                pass
+    return found
+
+
+@lru_cache(maxsize=256)
+def message_hash(schema: Schema, mode: Mode) -> bytes:
+    if mode == PLAIN:
+        return schema.hash
+    return hashlib.blake2b(schema.hash + str(mode).encode(), digest_size=8).digest()
+
+
+def _most(node: LeafNode) -> int:
+    match node:
+        case TensorNode(dtype=torch.bool):
+            return NUMBER + 2 + (node.count + 7) // 8
+        case TensorNode():
+            return 1 + node.count * node.dtype.itemsize
+        case ScalarNode(kind="str"):
+            return NUMBER + LONGEST_TEXT
+        case ScalarNode():
+            return struct.calcsize(STRUCT[node.kind])
+        case MasksNode():
+            total = sum(map(math.prod, node.shapes))
+            return NUMBER + 1 + 8 + 2 + (total + 7) // 8
+        case PackedNode():
+            return sum(NUMBER + 1 + t.count * t.dtype.itemsize for t in node.tensors)
+
+
+def field_of(path: str) -> str:
+    """The field of the record that a leaf belongs to."""
+    return path.partition("[")[0] or "record"
+
+
+def rounded(node: TensorNode, mode: Mode) -> bool:
+    return mode.half and node.dtype == torch.float32 and not node.exact
+
+
+def reference_for(
+    node: TensorNode, path: str, size: int, known: Mapping[str, Tensor]
+) -> Tensor | None:
+    found = known.get(path)
+    return found if found is not None and found.numel() == size else None
+
+
+def arrays(masks: Masks) -> list[Bits]:
+    return [mask.detach().cpu().numpy() for mask in masks.values()]

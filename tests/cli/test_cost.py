@@ -1,0 +1,103 @@
+"""`gossamer cost`: prices without training, and the ledger of a run."""
+
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import SMALL, Outcome, events
+
+Command = Callable[..., Outcome]
+
+
+def test_fedavg_on_lenet_costs_what_the_formula_says(gossamer: Command) -> None:
+    words = [
+        "--model",
+        "lenet5_caffe",
+        "--data",
+        "fmnist",
+        "--pool",
+        "100",
+        "--clients",
+        "10",
+        "--rounds",
+        "500",
+    ]
+    found = gossamer("cost", "fedavg", *words, "--json")
+    assert found.code == 0
+    price = found.json["bits"]
+    assert price["paper_up"] == price["paper_down"] == 32 * 430_500 * 10 * 500
+    assert price["up"] == (32 * 430_500 + 72) * 10 * 500
+    assert price["information_up"] == 32 * 430_500 * 10 * 500
+    assert found.json["flops"] == 2 * 3 * 2_293_000 * 600 * 10 * 500
+    assert "137.8 Mbit up" in found.out and "params" in found.out
+
+
+def test_a_price_is_what_the_run_then_costs(gossamer: Command) -> None:
+    words = ["--model", "mlp:hidden=16", "--pool", "20", "--clients", "4", "--rounds", "3"]
+    price = gossamer("cost", "fedprox", *words, "--json").json
+    run = gossamer("run", "fedprox", *words, "--out", "a", "--json").json
+    assert price["bits"] == run["bits"] and price["flops"] == run["flops"]
+
+
+def test_half_precision_halves_the_price(gossamer: Command) -> None:
+    words = ["--model", "mlp:hidden=16", "--pool", "20", "--clients", "4", "--rounds", "3"]
+    full = gossamer("cost", "fedavg", *words, "--json").json["bits"]
+    half = gossamer("cost", "fedavg", *words, "--wire", "f16", "--json").json["bits"]
+    assert half["up"] == pytest.approx(full["up"] / 2, rel=1e-3)
+    assert half["paper_up"] == full["paper_up"]
+
+
+def test_a_model_can_be_priced_without_its_data(gossamer: Command) -> None:
+    words = [
+        "--model",
+        "resnet8",
+        "--data",
+        "cifar100",
+        "--clients",
+        "10",
+        "--pool",
+        "100",
+        "--rounds",
+        "500",
+    ]
+    price = gossamer("cost", "fedavg", *words, "--json").json["bits"]
+    assert price["paper_up"] == 32 * (83_700 + 480) * 10 * 500  # trained, and running statistics
+
+
+def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
+    gossamer("run", "fedavg", *SMALL, "--out", "a", "--quiet", "--network", "4g")
+    finished = [event for event in events("a") if event["event"] == "client-finished"]
+    for event in finished:
+        for direction in ("up", "down"):
+            rows = [row for row in event["traffic"] if row["direction"] == direction]
+            assert sum(row["sent"] for row in rows) == event[direction]
+            assert sum(row["paper"] for row in rows) == event[f"paper_{direction}"]
+    last = [event for event in events("a") if event["event"] == "round-finished"][-1]
+    assert last["up"] == sum(event["up"] for event in finished)
+    assert last["device_seconds"] > 0
+    told = gossamer("cost", "a", "--target", "0.2", "--json")
+    assert told.json["reached"]["device_seconds"] <= last["device_seconds"]
+    total = sum(line["sent"] for line in told.json["lines"])
+    assert total == last["up"] + last["down"]
+    assert "was never reached" in gossamer("cost", "a", "--target", "0.999").out
+    assert len(gossamer("cost", "a", "--by", "round").out.splitlines()) == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("cost", "name a method or a run"),
+        ("cost fedavgg", "did you mean 'fedavg'?"),
+        ("cost fedavg --clients 200 --pool 100", "the pool has 100"),
+        ("cost fedavg --shape 3xx", "--shape is e.g. 3x32x32"),
+        ("cost fedavg --data npz:mine.npz", "say --shape, --classes and --examples"),
+        ("cost fedavg --wire f8", "--wire is f32 or f16"),
+        ("run fedavg --wire f32+zst", "did you mean 'zstd'?"),
+        ("run fedavg --network 6g", "--network is one of 4g, wifi, iot"),
+        ("run fedavg --network up=1,down=1,latency=0,flops=0", "needs positive speeds"),
+        ("run fedavg --flops-model spaf", "did you mean 'spafl'?"),
+    ],
+)
+def test_refusals(gossamer: Command, command: str, said: str) -> None:
+    found = gossamer(*command.split())
+    assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1

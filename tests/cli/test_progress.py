@@ -1,0 +1,84 @@
+"""What a run shows while it goes, in a pipe and on a terminal."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from gossamer.cli.progress import Lines, Live, failure
+from gossamer.engine.events import ClientFailed, Clock, Evaluated, RoundFinished
+
+from .test_stopping import Command
+
+
+def finished(round: int) -> RoundFinished:
+    names = RoundFinished.__dataclass_fields__
+    costs = {name: 10**9 for name in names if name.endswith(("up", "down", "flops"))}
+    rest = {name: None for name in names if name not in costs}
+    told = {"round": round, "clients": [1], "failed": [], "density": 0.5, "metrics": {}}
+    return RoundFinished(**{**rest, **costs, **told})
+
+
+def evaluated(round: int) -> Evaluated:
+    return Evaluated(round, 0.8123, 0.5, 0.7654, 0.1, 0.6, 10)
+
+
+CLOCK = Clock(0.0, 1.0)
+FAILED = ClientFailed(2, 7, "step", "RuntimeError: no", 0, 0)
+
+
+def test_a_pipe_gets_the_line_of_a_round_as_soon_as_it_is_evaluated() -> None:
+    stream = io.StringIO()
+    lines = Lines(5, stream)
+    lines.emit(finished(1), CLOCK)
+    lines.emit(evaluated(1), CLOCK)
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("round 1/5") and "accuracy 0.8123" in line and "2 Gbit" in line
+
+
+def test_a_pipe_gets_one_line_a_round_however_often_rounds_are_evaluated() -> None:
+    stream = io.StringIO()
+    lines = Lines(5, stream)
+    for round in (1, 2, 3):
+        lines.emit(finished(round), CLOCK)
+        if round == 2:
+            lines.emit(evaluated(round), CLOCK)
+    lines.close()
+    assert [line[:9] for line in stream.getvalue().splitlines()] == [
+        "round 1/5",
+        "round 2/5",
+        "round 3/5",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_shows_every_figure_whatever_its_width(width: int) -> None:
+    console = pytest.importorskip("rich.console")
+    stream = io.StringIO()
+    screen = console.Console(file=stream, force_terminal=True, width=width)
+    live = Live(500, "fedadam-reddi", console=screen)
+    live.emit(finished(123), CLOCK)
+    live.emit(evaluated(123), CLOCK)
+    live.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    last = " ".join(shown[shown.rindex("fedadam") :].split())
+    for figure in ("round 123/500", "accuracy 0.8123", "2 Gbit", "density 0.5", "examples/s"):
+        assert figure in last
+    assert re.search(r"left \d+:\d\d", last)
+
+
+def test_a_failure_tells_how_to_replay_it_where_that_is_possible() -> None:
+    text = failure(FAILED, Path("my run"))
+    assert text.endswith("replay it with: gossamer replay 'my run' --round 2 --client 7")
+    assert "replay" not in failure(FAILED)
+    assert "replay" not in failure(ClientFailed(2, 7, "decode", "no", 0, 0), Path("a"))
+
+
+def test_the_demo_can_be_read_by_programs(gossamer: Command) -> None:
+    found = gossamer("demo", "--rounds", "1", "--json")
+    runs = found.json["runs"]
+    assert [run["method"] for run in runs] == ["fedavg", "fedprox", "fedavgm", "fedadam-reddi"]
+    assert all(0 < run["accuracy"]["global"] < 1 and run["rounds"] == 1 for run in runs)
+    page = Path(found.json["report"]).read_text()
+    assert "rounds 1," in page and "rounds 30" not in page

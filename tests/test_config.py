@@ -1,0 +1,76 @@
+"""A configuration written to a file is the one that is read back, in any folder."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from gossamer import FedAvg, fields
+from gossamer.config import Config, Experiment, anywhere, read
+from gossamer.fields import option
+
+WITH_NONE = """
+from dataclasses import dataclass
+from gossamer.methods.fedavg import *
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    limit: int | None = None
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_setting_that_is_none_survives_the_file() -> None:
+    Path("mine.py").write_text(WITH_NONE)
+    config = Config("mine.py:Mine", {"lr": 0.5})
+    Path("config.toml").write_text(config.toml())
+    method = read(Path("config.toml")).build_method()
+    assert getattr(method, "limit", 0) is None
+    assert {s.name: s.default for s in fields.settings(method)}["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.npz", "ünïcode.npz", "\N{GRINNING FACE}.npz", 'a"b\\c.npz']
+)
+def test_any_file_name_survives_the_file(name: str) -> None:
+    config = Config("fedavg", {}, replace(Experiment(), data=f"npz:{name}"))
+    assert tomllib.loads(config.toml(f"gossamer run {name}"))["experiment"]["data"] == f"npz:{name}"
+
+
+def test_files_are_named_so_that_every_folder_finds_them() -> None:
+    here = Path.cwd()
+    wish = replace(Experiment(), data="csv:table.csv", model="my.py:build:width=3")
+    found = anywhere(wish)
+    assert (found.data, found.model) == (f"csv:{here}/table.csv", f"{here}/my.py:build:width=3")
+    assert anywhere(found) == found
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [("fmnist-mini", "mlp:hidden=16"), ("synthetic:1,1", ""), ("npz:", "package.module:build")],
+)
+def test_names_that_are_no_files_stay_as_they_are(data: str, model: str) -> None:
+    wish = replace(Experiment(), data=data, model=model)
+    assert anywhere(wish) == wish
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
+    @dataclass(frozen=True)
+    class Record:
+        rate: float = option(1.0, "any number")
+
+    with pytest.raises(ValueError, match=f"--rate must be finite, not {value}"):
+        fields.check(Record(value))
+    fields.check(Record(-1.0))
+
+
+def test_a_method_is_not_run_with_an_infinite_rate() -> None:
+    with pytest.raises(ValueError, match="--lr must be finite, not inf"):
+        Config("fedavg", {"lr": float("inf")}).build_method()
+    assert isinstance(Config("fedavg", {"lr": 1.0}).build_method(), FedAvg)

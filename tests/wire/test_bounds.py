@@ -1,0 +1,195 @@
+"""Damage costs bounded time and memory, whatever lengths a message claims."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hostile import (
+    ZSTD,
+    inside,
+    masks_of,
+    message,
+    named,
+    outcome,
+    values_of,
+    zeros,
+)
+from mask_cases import independent, moved
+from record_cases import MODES
+
+from gossamer.wire import (
+    HEADER,
+    PLAIN,
+    Mode,
+    Packed,
+    Revision,
+    Schema,
+    WireError,
+    decode,
+    encode,
+    held,
+    longest,
+    pack,
+)
+from gossamer.wire.bits import number
+from gossamer.wire.format import LONGEST_TEXT, message_hash
+
+# time and memory ---------------------------------------------------------------------------------
+
+CONSTANT = 200_000
+"""Bytes that a refusal may take whatever was sent: exceptions, tracebacks, caches."""
+
+
+class peak:
+    """The most memory that Python and NumPy had at once inside."""
+
+    bytes: int
+
+    def __enter__(self) -> peak:
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+LAYERS = [(200, 300), (60_000,), (20_000, 3)]
+WEIGHTS = 180_000
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_values_cost_at_most_twice_the_limit_however_damaged(mode: Mode) -> None:
+    """The limit is the longest message of the schema; values are at most copied once."""
+    kept = masks_of(LAYERS, 0.5)
+    half = {name: value.half() for name, value in values_of(LAYERS).items()}
+    for record in (values_of(LAYERS), pack(values_of(LAYERS), kept), half):
+        schema = Schema.of(record)
+        messages = [encode(record, schema, mode), encode(zeros(record), schema, mode)]
+        for data in [*messages, *inside(messages, 60)]:
+            with peak() as found:
+                outcome(data, schema, mode)
+            assert found.bytes < 2 * longest(schema) + CONSTANT
+
+
+@pytest.mark.parametrize("mode", [PLAIN, Mode(ans=True)], ids=str)
+def test_masks_cost_a_fixed_number_of_bytes_a_weight_however_damaged(mode: Mode) -> None:
+    """Unpacked, a weight of a mask is a byte, and its place a whole number."""
+    old = independent(LAYERS, 0.2, seed=9)
+    sources: list[Any] = [masks_of(LAYERS, density) for density in (0.01, 0.1, 0.3, 0.5)]
+    revised = Revision(named(moved(old, 0.3)), named(old))
+    for records in (sources, [revised, Revision(sources[1])]):
+        schema = Schema.of(records[0])
+        messages = [encode(record, schema, mode) for record in records]
+        for data in [*messages, *inside(messages, 60)]:
+            with peak() as found:
+                outcome(data, schema, mode, held(named(old)))
+            assert found.bytes < 2 * (longest(schema) + 12 * WEIGHTS) + CONSTANT
+
+
+def test_the_mask_that_takes_most_memory_stays_within_that() -> None:
+    count = 400_000
+    schema = Schema.of({"m": torch.zeros(count, dtype=torch.bool)})
+    ones = count // 2 - 64  # as many gaps of nothing as a message shorter than a bitmap can tell
+    body = b"\x01\x02" + number(ones) + bytes([255]) * (ones // 8) + bytes(ones // 8)
+    with peak() as found:
+        masks = decode(message(schema, number(len(body)) + body), schema)
+    assert int(masks["m"].sum()) == ones
+    assert found.bytes < 24 * count
+
+
+def test_lengths_are_checked_before_memory_is_reserved() -> None:
+    schema = Schema.of(Packed({"w": torch.ones(1)}, {"w": (2**40,)}))
+    text = Schema.of("text")
+    wide = Schema.of({"w": torch.ones(1).expand(2**33)})
+    for data, asked in [
+        (message(schema, number(2**40)), schema),
+        (message(schema, number(2**40) + bytes(1000)), schema),
+        (message(text, number(LONGEST_TEXT) + b"a"), text),
+        (message(wide, bytes(1000)), wide),
+        (message(wide, number(2**34) + bytes(1000), ZSTD), wide),
+    ]:
+        mode = ZSTD if data[1:HEADER] == message_hash(asked, ZSTD) else PLAIN
+        with peak() as found, pytest.raises(WireError):
+            decode(data, asked, mode)
+        assert found.bytes < CONSTANT
+
+
+# compressed values -------------------------------------------------------------------------------
+
+DENSE = Schema.of({"w": torch.zeros(1000), "v": torch.zeros(500)})
+
+
+def compressed(data: bytes, **settings: Any) -> bytes:
+    frame = zstandard.ZstdCompressor(level=1, **settings).compress(data)
+    return message(DENSE, number(len(frame)) + frame, ZSTD)
+
+
+def streamed(data: bytes, window: int = 0) -> bytes:
+    """A frame that does not say how long its content is, and wants a window."""
+    level = {"compression_level": 1} | ({"window_log": window} if window else {})
+    writer = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(**level)
+    ).compressobj()
+    return writer.compress(data) + writer.flush()
+
+
+def claiming(size: int, frame: bytes) -> bytes:
+    """A frame with the size of its content overwritten: eight bytes after magic and descriptor."""
+    head = frame[:4] + bytes([0b11100000]) + struct.pack("<Q", size)
+    assert zstandard.get_frame_parameters(head + bytes(9)).content_size == size
+    return head + frame[frame_header(frame) :]
+
+
+def frame_header(frame: bytes) -> int:
+    found: int = zstandard.frame_header_size(frame)
+    return found
+
+
+HONEST = zstandard.ZstdCompressor(level=1).compress(bytes(6000))
+BOMB = zstandard.ZstdCompressor(level=1).compress(bytes(50_000_000))
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"not a frame at all", "damaged"),
+        (HONEST[:-3], "damaged"),
+        (HONEST[:7] + b"\xff\xff" + HONEST[9:], "damaged"),
+        (HONEST + b"more", "damaged"),
+        (HONEST + HONEST, "damaged"),
+        (BOMB[:5000], "claim 50000000 bytes, 6000 are expected"),
+        (claiming(6000, BOMB[:5000]), "damaged"),
+        (claiming(2**63, HONEST), "claim 9223372036854775808 bytes, 6000 are expected"),
+        (zstandard.ZstdCompressor().compress(bytes(5999)), "claim 5999 bytes, 6000 are expected"),
+        (claiming(6000, zstandard.ZstdCompressor().compress(bytes(5990))), "damaged"),
+        (streamed(bytes(6000)), r"claim \d+ bytes, 6000 are expected"),
+        (streamed(bytes(6000), window=27), r"claim \d+ bytes, 6000 are expected"),
+        (b"\x50\x2a\x4d\x18" + struct.pack("<I", 4000) + bytes(4000), "bytes|damaged"),
+    ],
+)
+def test_frames_that_are_not_what_they_should_be_are_refused(frame: bytes, reason: str) -> None:
+    data = message(DENSE, number(len(frame)) + frame, ZSTD)
+    with pytest.raises(WireError, match=rf"record\[w\] to record\[v\]: .*({reason})"):
+        decode(data, DENSE, ZSTD)
+
+
+def test_compressed_values_longer_than_plain_ones_are_refused() -> None:
+    noise = np.random.default_rng(0).bytes(6000)
+    with pytest.raises(WireError, match=r"is compressed to 60\d\d bytes, but fills only 6000"):
+        decode(compressed(noise), DENSE, ZSTD)
+
+
+def test_a_bomb_costs_no_more_memory_than_the_schema_allows() -> None:
+    frames = [BOMB[:5990], claiming(6000, BOMB[:5000]), streamed(bytes(10_000_000), 27)[:5990]]
+    for frame in frames:
+        data = message(DENSE, number(len(frame)) + frame, ZSTD)
+        with pytest.raises(WireError), peak() as found:
+            decode(data, DENSE, ZSTD)
+        assert found.bytes < 2 * longest(DENSE) + CONSTANT

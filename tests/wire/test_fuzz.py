@@ -1,0 +1,86 @@
+"""Random and damaged messages give a refusal or a record, never anything else.
+
+`GOSSAMER_FUZZ=200000` tries as many; the default is a few thousand.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from hostile import (
+    HELD,
+    NEW,
+    OLD,
+    SHAPES,
+    inside,
+    masks_of,
+    message,
+    outcome,
+    small,
+    values_of,
+    zeros,
+)
+from mask_cases import FUZZ, damaged
+from record_cases import MODES
+
+from gossamer.wire import (
+    Revision,
+    Schema,
+    encode,
+    pack,
+)
+
+
+def subjects() -> list[list[Any]]:
+    """Records by schema: several of each, so that they can be spliced."""
+    params = [values_of(SHAPES, seed) for seed in range(3)]
+    return [
+        [small(seed) for seed in range(3)],
+        [*params, zeros(params[0])],
+        [pack(params[0], masks_of(SHAPES, density)) for density in (0.0, 0.3, 1.0)],
+        [masks_of(SHAPES, density) for density in (0.0, 0.01, 0.1, 0.5, 0.9)],
+        [Revision(NEW, OLD), Revision(NEW), Revision(OLD, OLD)],
+        [
+            ("text", 3, 0.5, True, None, torch.arange(9)),
+            ("", -1, 1e9, False, None, torch.ones(9).long()),
+        ],
+        [{"a": (params[0]["w1"].half(), params[0]["w1"].bfloat16(), params[0]["w1"].double())}],
+    ]
+
+
+def test_any_bytes_give_a_refusal_or_a_record_of_the_schema() -> None:
+    groups = [(records, mode) for records in subjects() for mode in MODES]
+    each = -(-FUZZ // len(groups))
+    tried = accepted = 0
+    slowest = 0.0
+    for index, (records, mode) in enumerate(groups):
+        schema = Schema.of(records[0])
+        reference = records[-1] if mode.half and index % 2 else None
+        messages = [encode(record, schema, mode, reference) for record in records]
+        for turn in (
+            damaged(messages, each // 4, index),
+            inside(messages, each - each // 4, index),
+        ):
+            for data in turn:
+                started = time.perf_counter()
+                accepted += outcome(data, schema, mode, HELD, reference)
+                slowest = max(slowest, time.perf_counter() - started)
+                tried += 1
+    if "GOSSAMER_FUZZ" in os.environ:
+        print(f"{tried} messages, {accepted} accepted, slowest {slowest * 1000:.1f} ms")  # noqa: T201
+    assert tried >= FUZZ and 0 < accepted < 0.6 * tried
+    assert slowest < 5
+
+
+def test_random_bytes_behind_a_true_header_are_refused_or_read() -> None:
+    draw = np.random.default_rng(0)
+    for mode in MODES:
+        for records in subjects():
+            schema = Schema.of(records[0])
+            for _ in range(max(1, FUZZ // 400)):
+                data = message(schema, draw.bytes(int(draw.integers(0, 400))), mode)
+                outcome(data, schema, mode)
