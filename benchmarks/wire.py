@@ -17,7 +17,7 @@ from benchmarks.machine import Seconds
 from gossamer import data, models
 from gossamer.wire import Packed, Schema, decode, pack, write
 
-REPEATS = 30
+REPEATS = 100
 ROUNDS = 4
 CLIENTS = 10
 
