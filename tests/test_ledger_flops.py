@@ -113,3 +113,13 @@ def test_printed_operations_of_pffdst() -> None:
     assert FLOPS["flash"](effort) == pytest.approx(0.206e13, rel=3e-3)
     tenth = dict.fromkeys(pffdst().prunable, 0.1)
     assert forward(pffdst(), tenth, 3_000_000) == pytest.approx(16.66e13, rel=3e-3)
+
+
+def test_frozen_weights_cost_no_gradient_in_pffdst() -> None:
+    """Phase 2: (1 - s2) forward and backward, (s1 - s2) for the gradient of the weights."""
+    layout = Layout.trace(nn.Linear(10, 4, bias=False), torch.zeros(2, 10))
+    kept, unfrozen = {"weight": 0.2}, {"weight": 0.1}
+    effort = Effort(layout, kept, 100, 10, 10, unfrozen)
+    assert FLOPS["pffdst"](effort) == pytest.approx(40 * 100 * (0.2 + 0.2 + 0.1))
+    whole = Effort(layout, kept, 100, 10, 10)
+    assert FLOPS["pffdst"](whole) == FLOPS["swat"](whole) == pytest.approx(40 * 100 * 0.6)

@@ -152,6 +152,8 @@ class Result(Generic[U, C]):
     up: U
     local: C | None = None
     masks: Masks = field(default_factory=dict)
+    trained: Masks = field(default_factory=dict)
+    """What of the masks was trained, where a part of them is frozen; absent: all of it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

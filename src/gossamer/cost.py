@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -138,14 +138,23 @@ class Effort:
     per_epoch: int
     """Steps in one epoch."""
 
+    trained: Mapping[str, float] = field(default_factory=dict)
+    """Densities of what was trained; one that is absent was trained wherever it is active."""
+
     def density(self, name: str) -> float:
         """The part of a tensor that is active."""
         return self.densities.get(name, 1.0)
 
     def macs(self, factor: Callable[[float], float]) -> float:
         """Multiply-accumulates over all examples, each layer times a function of its density."""
-        leaves = self.layout.leaves.items()
-        each = math.fsum(leaf.macs * factor(self.density(name)) for name, leaf in leaves)
+        return self.layers(lambda density, trained: factor(density))
+
+    def layers(self, factor: Callable[[float, float], float]) -> float:
+        """The same, for a function of the density and of that of the trained part."""
+        each = math.fsum(
+            leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
+            for name, leaf in self.layout.leaves.items()
+        )
         return each * self.examples
 
     @property
@@ -171,16 +180,28 @@ FLOPS: Mapping[str, Callable[[Effort], float]] = {
     "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
     "flash": lambda effort: effort.macs(lambda d: 3 * d),
     "flash-dense-gradient": lambda effort: effort.macs(lambda d: 2 * d + 1),
+    "swat": lambda effort: effort.macs(lambda d: 3 * d),
+    "pffdst": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
     "forward": lambda effort: effort.macs(lambda d: d),
 }
 """Conventions by name. `passes`, the default: a training step is three forward passes, a masked
 layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
 SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
 are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, with
-a dense gradient of the weights in mask rounds as an option. `forward`: the forward pass alone."""
+a dense gradient of the weights in mask rounds as an option. `swat`: density on all three passes.
+`pffdst`: the gradient of the weights only where they are not frozen. `forward`: the forward pass
+alone."""
 
 FlopsModel = Literal[
-    "passes", "spafl", "spafl-eq36", "spafl-text", "flash", "flash-dense-gradient", "forward"
+    "passes",
+    "spafl",
+    "spafl-eq36",
+    "spafl-text",
+    "flash",
+    "flash-dense-gradient",
+    "swat",
+    "pffdst",
+    "forward",
 ]
 
 

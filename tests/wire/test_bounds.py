@@ -36,6 +36,7 @@ from gossamer.wire import (
     held,
     longest,
     pack,
+    room,
 )
 from gossamer.wire.bits import number
 from gossamer.wire.format import LONGEST_TEXT, message_hash
@@ -61,7 +62,6 @@ class peak:
 
 
 LAYERS = [(200, 300), (60_000,), (20_000, 3)]
-WEIGHTS = 180_000
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -90,7 +90,7 @@ def test_masks_cost_a_fixed_number_of_bytes_a_weight_however_damaged(mode: Mode)
         for data in [*messages, *inside(messages, 60)]:
             with peak() as found:
                 outcome(data, schema, mode, held(named(old)))
-            assert found.bytes < 2 * (longest(schema) + 12 * WEIGHTS) + CONSTANT
+            assert found.bytes < 2 * room(schema) + CONSTANT
 
 
 def test_the_mask_that_takes_most_memory_stays_within_that() -> None:
@@ -101,7 +101,7 @@ def test_the_mask_that_takes_most_memory_stays_within_that() -> None:
     with peak() as found:
         masks = decode(message(schema, number(len(body)) + body), schema)
     assert int(masks["m"].sum()) == ones
-    assert found.bytes < 24 * count
+    assert found.bytes < 2 * room(schema)
 
 
 def test_lengths_are_checked_before_memory_is_reserved() -> None:
@@ -119,6 +119,15 @@ def test_lengths_are_checked_before_memory_is_reserved() -> None:
         with peak() as found, pytest.raises(WireError):
             decode(data, asked, mode)
         assert found.bytes < CONSTANT
+
+
+def test_a_decoder_with_a_limit_refuses_what_might_take_more() -> None:
+    record = {"mask": torch.zeros(1000, dtype=torch.bool)}
+    schema = Schema.of(record)
+    data = encode(record, schema)
+    assert decode(data, schema, limit=room(schema))["mask"].numel() == 1000
+    with pytest.raises(WireError, match=rf"up to {room(schema)} bytes, but 5000 are allowed"):
+        decode(data, schema, limit=5000)
 
 
 # compressed values -------------------------------------------------------------------------------

@@ -181,7 +181,14 @@ class Conversations:
         result: Result[Any, Any] = done.result
         layout = ctx.task.layout
         densities = cost.densities(result.masks)
-        effort = cost.Effort(layout, densities, done.examples, done.steps, done.per_epoch)
+        effort = cost.Effort(
+            layout,
+            densities,
+            done.examples,
+            done.steps,
+            done.per_epoch,
+            cost.densities(result.trained),
+        )
         flops = round(cost.FLOPS[self.options.flops_model](effort))
         up, down = (_total(entries, direction) for direction in ("up", "down"))
         seconds = self.network.seconds(up[0], down[0], flops) if self.network else None

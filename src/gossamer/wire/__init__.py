@@ -3,7 +3,7 @@
 from gossamer.wire.archive import dump, fingerprint, load
 from gossamer.wire.codec import Row, Written, decode, encode, write
 from gossamer.wire.errors import UnknownMask, WireError
-from gossamer.wire.format import HEADER, longest
+from gossamer.wire.format import HEADER, longest, room
 from gossamer.wire.kinds import EXACT, Packed, Revision, held, pack, unpack, whole
 from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.schema import Schema, flatten, record_types
@@ -30,6 +30,7 @@ __all__ = [
     "longest",
     "pack",
     "record_types",
+    "room",
     "unpack",
     "whole",
     "write",

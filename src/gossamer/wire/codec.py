@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.wire.errors import WireError
-from gossamer.wire.format import HEADER, VERSION, longest, message_hash, references
+from gossamer.wire.format import HEADER, VERSION, longest, message_hash, references, room
 from gossamer.wire.kinds import Held
 from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.reading import Reader
@@ -76,11 +76,18 @@ def decode(
     reference: object = None,
     held: Held | None = None,
     finite: bool = True,
+    limit: int | None = None,
 ) -> Any:
     """The record that was encoded; anything else than exactly that is a `WireError`.
 
-    `held` are the masks that this side has, for masks that come as changes of them.
+    `held` are the masks that this side has, for masks that come as changes of them. `limit` is the
+    memory that reading may be meant to take, in bytes; what the schema allows, if it is not given.
     """
+    if limit is not None and room(schema) > limit:
+        raise WireError(
+            f"reading a {schema.name} is meant to take up to {room(schema)} bytes, "
+            f"but {limit} are allowed"
+        )
     if len(data) < HEADER:
         raise WireError(f"a message of {len(data)} bytes is shorter than its header of {HEADER}")
     if data[0] != VERSION:

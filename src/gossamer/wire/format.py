@@ -34,6 +34,8 @@ LONGEST_TEXT = 1 << 16
 STRUCT = {"int": "<q", "float": "<d", "bool": "<?"}
 WHOLE, CHANGES = 0, 1
 WIDTHS = (8, 4, 2)
+PLACE = 12
+"""Bytes of room for each weight of a mask while it is read: itself, and its place as a number."""
 NUMBER = 10
 """Bytes of a length, at most."""
 
@@ -41,6 +43,17 @@ NUMBER = 10
 def longest(schema: Schema) -> int:
     """Bytes that a message of a schema has at most, however its masks and texts turn out."""
     return HEADER + 2 * NUMBER * len(WIDTHS) + sum(_most(node) for _, node in schema.leaves)
+
+
+def room(schema: Schema) -> int:
+    """Bytes that reading a message is meant to take; it never takes more than twice as many."""
+    weights = sum(
+        node.count if isinstance(node, TensorNode) else sum(map(math.prod, node.shapes))
+        for _, node in schema.leaves
+        if isinstance(node, MasksNode)
+        or (isinstance(node, TensorNode) and node.dtype == torch.bool)
+    )
+    return longest(schema) + PLACE * weights
 
 
 def references(record: object) -> dict[str, Tensor]:
