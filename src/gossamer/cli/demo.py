@@ -114,8 +114,11 @@ def _page(rows: Sequence[Sequence[object]], runs: Sequence[Path], experiment: Ex
         for row in rows
     )
     head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
+    plain = {item.name: item.default for item in fields.settings(Experiment())}
     settings = ", ".join(
-        f"{item.name} {item.default}" for item in fields.settings(experiment) if item.default
+        f"{item.name} {item.default}"
+        for item in fields.settings(experiment)
+        if item.name == "data" or item.default != plain[item.name]
     )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
