@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer import Client, Params
-from gossamer.merge import mean, weight, zip_with
+from gossamer.merge import mean, weight
 
 
 def scalars(*values: float) -> list[Params]:
@@ -59,9 +59,3 @@ def test_the_mean_does_not_depend_on_the_order_of_arrival(
     first = mean(parts)["w"]
     for order in itertools.permutations(parts):
         torch.testing.assert_close(mean(order)["w"], first, rtol=1e-6, atol=1e-12)
-
-
-def test_zip_with_combines_what_both_name() -> None:
-    left, right = {"b": torch.tensor(1.0), "a": torch.tensor(2.0)}, {"a": torch.tensor(5.0)}
-    found = zip_with(left, right, torch.sub)
-    assert list(found) == ["a"] and found["a"].item() == -3

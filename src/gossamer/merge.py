@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 
 from gossamer.core import Client, Params
+from gossamer.wire.errors import WireError
 
 Weighting = Literal["samples", "uniform"]
 
@@ -32,6 +33,20 @@ def mean(updates: Iterable[tuple[Params, float]]) -> Params:
     return {name: (tensor / total).to(kinds[name]) for name, tensor in sums.items()}
 
 
-def zip_with(left: Params, right: Params, combine: Callable[..., torch.Tensor]) -> Params:
-    """`combine` applied to the tensors that both sides name, in the order of the left."""
-    return {name: combine(left[name], right[name]) for name in left if name in right}
+def fitting(found: Params, wanted: Params) -> Params:
+    """What a client sent, if it has the names, shapes and types of what it was sent.
+
+    Anything else is a `WireError`, which costs that client the round: torch would stretch a tensor
+    of one number over a whole layer and go on.
+    """
+    if found.keys() != wanted.keys():
+        odd = sorted(found.keys() ^ wanted.keys())
+        raise WireError(f"a reply lacks or adds {', '.join(odd)}")
+    for name, tensor in found.items():
+        there = wanted[name]
+        if tensor.shape != there.shape or tensor.dtype != there.dtype:
+            raise WireError(
+                f"{name} came back as {tensor.dtype} of shape {tuple(tensor.shape)}, "
+                f"but {there.dtype} of shape {tuple(there.shape)} was sent"
+            )
+    return found

@@ -107,3 +107,19 @@ def test_a_bad_configuration_file_is_refused(gossamer: Command, text: str, answe
     Path("run.toml").write_text(text)
     found = gossamer("run", "run.toml", "--out", "a")
     assert found.code == 2 and answer in found.err and not Path("a").exists()
+
+
+@pytest.mark.parametrize("density", ["0", "-0.1", "1.01", "nan"])
+def test_a_density_outside_its_bounds_is_refused(gossamer: Command, density: str) -> None:
+    """No method here has one yet; a field with bounds is refused like any other."""
+    gossamer("cp", "fedavg", "mine.py")
+    path = Path("mine.py")
+    field = '    clients: int = option(10, "clients per round", least=1)\n'
+    source = path.read_text()
+    assert field in source
+    sparse = '    density: float = option(0.5, "part of the weights kept", above=0, most=1)\n'
+    path.write_text(source.replace(field, field + sparse))
+    found = gossamer("run", "mine.py:FedAvg", *SMALL, f"--density={density}", "--out", "a")
+    assert found.code == 2 and "--density must be" in found.err and not Path("a").exists()
+    assert len(found.err.splitlines()) == 1
+    assert gossamer("run", "mine.py:FedAvg", *SMALL, "--density", "1", "--out", "a").code == 0

@@ -59,7 +59,7 @@ def ctx() -> Ctx:
 def exchanges(
     values: Sequence[Sequence[float]], sizes: Sequence[int] = (10, 20, 30)
 ) -> list[Exchange[Down, Up]]:
-    down = Down({"w": vector(START)})
+    down = Down({"w": vector(START[: len(values[0])])})
     return [
         Exchange(Client(id, size), down, Up({"w": vector(value)}))
         for id, (value, size) in enumerate(zip(values, sizes, strict=False))

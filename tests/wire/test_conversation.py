@@ -11,7 +11,7 @@ import pytest
 import torch
 from sparse_toy import Down, Pruned, Server, Up
 
-from gossamer import Ctx, Exchange, Options, Summary, run
+from gossamer import Ctx, Exchange, FedAvg, Key, Options, Summary, option, run
 from gossamer.cost import Accounting, Network
 from gossamer.engine import conversation, events
 from gossamer.engine.conversation import Conversations, Reply
@@ -284,3 +284,46 @@ class NeverMerges(Pruned):
 def test_an_error_that_is_nobodys_is_raised(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="the server itself is wrong"):
         wired("f32", tmp_path, NeverMerges(), rounds=1)
+
+
+@dataclass(frozen=True)
+class Misshapen(FedAvg):
+    """One client sends something else than it was sent; torch would stretch it and go on."""
+
+    how: str = option("short", "what it sends")
+
+    def finish(self, ctx: Ctx, work: Any) -> Any:
+        found = super().finish(ctx, work)
+        if ctx.key.path[-1] != 0:  # the first in the order of merging, so nothing came before it
+            return found
+        params = found.up.params
+        match self.how:
+            case "short":
+                params = {name: tensor.flatten()[:1] for name, tensor in params.items()}
+            case "fewer":
+                params = dict(list(params.items())[1:])
+            case "double":
+                params = {name: tensor.double() for name, tensor in params.items()}
+        return replace(found, up=replace(found.up, params=params))
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("short", "0.weight came back as torch.float32 of shape (1,)"),
+        ("fewer", "a reply lacks or adds 0.weight"),
+        ("double", "0.weight came back as torch.float64"),
+    ],
+)
+def test_a_reply_of_other_shapes_costs_its_own_client(
+    how: str, reason: str, tmp_path: Path
+) -> None:
+    summary, log = wired("f32", tmp_path, Misshapen(clients=6, how=how), rounds=2)
+    failed = of(log, "client-failed")
+    assert [(event["round"], event["client"]) for event in failed] == [(1, 0), (2, 0)]
+    assert all(event["stage"] == "wire" and reason in event["reason"] for event in failed)
+    assert [event["clients"] for event in of(log, "round-finished")] == [[1, 2, 3, 4, 5]] * 2
+    fresh = mlp().init(Key(0))
+    assert {n: t.shape for n, t in summary.state.params.items()} == {
+        n: t.shape for n, t in fresh.items()
+    }

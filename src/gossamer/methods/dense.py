@@ -93,7 +93,11 @@ def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
 def average(exchanges: Iterable[Exchange[Down, Up]], weighting: merge.Weighting) -> Params:
     """The mean of what clients sent; empty when nobody did."""
     return merge.mean(
-        (exchange.up.params, merge.weight(exchange.client, weighting)) for exchange in exchanges
+        (
+            merge.fitting(exchange.up.params, exchange.down.params),
+            merge.weight(exchange.client, weighting),
+        )
+        for exchange in exchanges
     )
 
 
