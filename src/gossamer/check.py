@@ -37,9 +37,21 @@ from gossamer._bench import (
 from gossamer._watch import untouched_generators
 from gossamer.core import Ensemble, Params, Result
 from gossamer.engine.client import AnyMethod, batches
+from gossamer.engine.expected import Expected
 from gossamer.engine.workers import one_torch_thread
 from gossamer.task import Task
-from gossamer.wire import Schema, decode, dump, encode, flatten, load, record_types
+from gossamer.wire import (
+    Packed,
+    Revision,
+    Schema,
+    decode,
+    difference,
+    dump,
+    encode,
+    flatten,
+    load,
+    record_types,
+)
 
 ROUNDS = 4
 
@@ -156,6 +168,20 @@ def _named(bench: Bench) -> None:
 
     for _ in bench.history(read_back):
         pass
+
+
+def _foreseen(bench: Bench) -> None:
+    """Every reply has a form that the server can tell from what it sent."""
+    expected = Expected(bench.method)
+    for round in bench.history():
+        for exchange in round.exchanges:
+            forms = expected(bench.server(round.number), exchange.down)
+            if reason := difference(Schema.of(exchange.up), forms):
+                raise Broken(
+                    f"the reply of client {exchange.client.id} in round {round.number} would be "
+                    f"refused: {reason}; send a form that depends on Down alone, or let "
+                    "replies(self, ctx, down) return an example of each form"
+                )
 
 
 def _repeatable(bench: Bench) -> None:
@@ -280,6 +306,7 @@ def _resumable(bench: Bench) -> None:
 PROMISES: dict[str, Promise] = {
     "records can be encoded": _encodable,
     "records are named in signatures": _named,
+    "replies are what the server expects": _foreseen,
     "calls can be repeated": _repeatable,
     "global seeds do not matter": _seeded,
     "inputs stay unchanged": _untouched,
@@ -315,10 +342,18 @@ def _close(one: object, two: object) -> bool:
 
 
 def _close_leaf(one: object, two: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(two, Tensor):
-        if one.is_floating_point():
+    match one, two:
+        case Tensor(), Tensor() if one.shape == two.shape and one.is_floating_point():
             return torch.allclose(one, two, rtol=1e-4, atol=1e-6, equal_nan=True)
-        return torch.equal(one, two)
-    if isinstance(one, float) and isinstance(two, float):
-        return bool(np.isclose(one, two, rtol=1e-4, equal_nan=True))
-    return one == two
+        case Tensor(), Tensor():
+            return torch.equal(one, two)
+        case float(), float():
+            return bool(np.isclose(one, two, rtol=1e-4, equal_nan=True))
+        case Packed(), Packed():
+            return _close_leaf(one.values, two.values)
+        case Revision(), Revision():
+            return _close_leaf(one.masks, two.masks)
+        case dict(), dict():
+            return all(_close_leaf(one[name], two[name]) for name in one)
+        case _:
+            return one == two

@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.core import Masks
 from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.wire import Packed, Revision, Schema, flatten
+from gossamer.wire import Drawn, Packed, Revision, Schema, flatten
 from gossamer.wire.format import field_of
 
 Recipients = Literal["sampled", "all"]
@@ -60,6 +60,7 @@ class Accounting:
 
     recipients: Recipients = option("sampled", "who is charged for what goes down, in the paper")
     mask_code: MaskCode = option("bitmap", "what a mask costs in the paper")
+    uncharged: str = option("", "fields of messages that the paper does not count, with commas")
 
 
 # bits ---------------------------------------------------------------------------------------------
@@ -72,8 +73,11 @@ def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
 
 def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:
     """The paper's bits of every leaf, with the field it belongs to."""
+    uncharged = {name.strip() for name in accounting.uncharged.split(",")}
     for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
         match leaf:
+            case _ if field_of(path) in uncharged:
+                bits = 0.0
             case Tensor() if leaf.dtype == torch.bool:
                 bits = mask_bits({"": leaf}, accounting.mask_code)
             case Tensor():
@@ -82,6 +86,8 @@ def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, fl
                 bits = 32.0 * sum(values.numel() for values in leaf.values.values())
             case Revision():
                 bits = mask_bits(leaf.masks, accounting.mask_code)
+            case Drawn():
+                bits = seed_bits(len(leaf.kept))
             case dict():
                 bits = mask_bits(leaf, accounting.mask_code)
             case _:
@@ -89,15 +95,45 @@ def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, fl
         yield field_of(path), bits
 
 
+def paper_tensors(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:
+    """The paper's bits of every tensor; what it counts for several at once is shared by cost."""
+    rows = paper_rows(record, accounting)
+    for (path, _), leaf, (_, bits) in zip(
+        Schema.of(record).leaves, flatten(record), rows, strict=True
+    ):
+        match leaf:
+            case Packed():
+                parts = {name: float(values.numel()) for name, values in leaf.values.items()}
+            case Revision():
+                parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.masks.items()}
+            case dict():
+                parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.items()}
+            case Drawn():
+                parts = dict.fromkeys(leaf.kept, seed_bits(1))
+            case _:
+                yield path, bits
+                continue
+        if not (total := math.fsum(parts.values())):
+            yield path, bits
+            continue
+        for name, part in parts.items():
+            yield f"{path}[{name}]", bits * part / total
+
+
 def mask_bits(masks: Masks, code: MaskCode) -> float:
     """What masks cost in a paper's code."""
     if code == "auto":
         return min(mask_bits(masks, other) for other in ("bitmap", "coo", "csr-flat", "csr-2d"))
     if code == "seed":
-        return 64.0 + 32.0 * len(masks)
+        return seed_bits(len(masks))
     if code == "entropy":
         return float(math.ceil(sum(_mask_bits(mask, code) for mask in masks.values())))
     return sum(_mask_bits(mask, code) for mask in masks.values())
+
+
+def seed_bits(tensors: int) -> float:
+    """What masks cost that are drawn from a seed: it, and a number for each tensor."""
+    return 64.0 + 32.0 * tensors
 
 
 def _mask_bits(mask: Tensor, code: MaskCode) -> float:
@@ -120,6 +156,19 @@ def _mask_bits(mask: Tensor, code: MaskCode) -> float:
 
 def _plogp(share: float) -> float:
     return share * math.log2(share) + (1 - share) * math.log2(1 - share)
+
+
+def stale_share(rate: float, every: int) -> float:
+    """The part of messages down that must carry the mask, if it changes every so many rounds.
+
+    `rate` is a client's chance to take part in a round; who did since the change has the new mask.
+    """
+    return (1 - (1 - rate) ** every) / (every * rate)
+
+
+def visitors(pool: int, clients: int, rounds: int) -> float:
+    """Clients that are expected to take part at least once: what is sent to each of them once."""
+    return pool * (1 - (1 - clients / pool) ** rounds)
 
 
 # floating-point operations ------------------------------------------------------------------------
@@ -164,9 +213,13 @@ class Effort:
         return math.fsum(map(self.density, names)) / len(names) if names else 1.0
 
 
-def _spafl(effort: Effort, per_layer: Callable[[float], float]) -> float:
+def _spafl(
+    effort: Effort, per_layer: Callable[[float], float], every_weight: bool = False
+) -> float:
+    """SpaFL's work: passes, updates of weights and thresholds, masks and the importance update."""
     weights = effort.layout.total("count", effort.layout.prunable)
-    updates = effort.mean_density * weights * effort.per_epoch
+    updated = 1.0 if every_weight else effort.mean_density
+    updates = updated * weights * effort.per_epoch
     if not effort.densities:
         return effort.macs(per_layer) + updates
     thresholds = effort.layout.rows
@@ -176,7 +229,7 @@ def _spafl(effort: Effort, per_layer: Callable[[float], float]) -> float:
 FLOPS: Mapping[str, Callable[[Effort], float]] = {
     "passes": lambda effort: 2 * effort.macs(lambda d: 3 * d),
     "spafl": lambda effort: _spafl(effort, lambda d: d * (2 + d)),
-    "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d),
+    "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d, every_weight=True),
     "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
     "flash": lambda effort: effort.macs(lambda d: 3 * d),
     "flash-dense-gradient": lambda effort: effort.macs(lambda d: 2 * d + 1),

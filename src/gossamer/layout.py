@@ -16,6 +16,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -52,6 +53,18 @@ class Leaf:
         return prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What one example looks like to the module."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def blank(self, count: int) -> Tensor:
+        """So many examples of nothing but zeros, in the memory of one."""
+        return torch.zeros((1, *self.shape), dtype=self.dtype).expand(count, *self.shape)
+
+
 Prunable: TypeAlias = Sequence[str] | Callable[[Leaf], bool]
 """Which leaves may be pruned: names and glob patterns, or a question asked of every leaf."""
 
@@ -63,6 +76,7 @@ class Layout:
     leaves: dict[str, Leaf]
     batch_norm: bool
     """Whether a batch of one example may be refused in training."""
+    input: Input
 
     @classmethod
     def trace(cls, module: nn.Module, example: Tensor, prunable: Prunable | None = None) -> Layout:
@@ -81,7 +95,8 @@ class Layout:
         macs = count_products(_copy(module), two)
         refuse_randomness(_copy(module), two)
         leaves = {leaf.name: leaf for leaf in _leaves(module, macs)}
-        layout = cls(leaves, any(isinstance(part, _BatchNorm) for part in module.modules()))
+        normed = any(isinstance(part, _BatchNorm) for part in module.modules())
+        layout = cls(leaves, normed, Input(tuple(example.shape[1:]), example.dtype))
         return layout if prunable is None else layout.choose(prunable)
 
     def choose(self, prunable: Prunable) -> Layout:

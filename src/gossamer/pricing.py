@@ -17,12 +17,14 @@ import torch
 from gossamer.core import Client, Data, Examples
 from gossamer.data.federation import Augment
 from gossamer.data.index import Pool
+from gossamer.engine import ledger
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
 from gossamer.engine.loop import run
 from gossamer.engine.options import Options, Stop
+from gossamer.layout import Input
 from gossamer.task import Task
-from gossamer.wire import PLAIN, Mode
+from gossamer.wire import PLAIN, Detail, Mode
 
 PROBE = 12
 """Rounds that must cost the same, after the first, before the rest is taken to do so too."""
@@ -74,32 +76,32 @@ def price(
     method: AnyMethod,
     task: Task,
     *,
-    shape: Sequence[int],
     classes: int,
-    dtype: torch.dtype = torch.float32,
     pool: int,
     examples: int,
     rounds: int,
     seed: int = 0,
     options: Options = Options(),
     wire: Mode = PLAIN,
+    by: Detail = "field",
 ) -> Price:
-    """The price of a method for clients with so many examples of a shape each."""
-    federation = Blank(tuple(shape), classes, dtype, pool, examples)
+    """The price of a method for clients with so many examples each, of the task's shape."""
+    federation = Blank(task.layout.input, classes, pool, examples)
     stop = Stop()
     meter = _Meter(stop)
-    run(
-        method,
-        task,
-        federation,
-        rounds=rounds,
-        seed=seed,
-        options=options,
-        sinks=[meter],
-        stop=stop,
-        wire=wire,
-        dry=True,
-    )
+    with ledger.by(by):
+        run(
+            method,
+            task,
+            federation,
+            rounds=rounds,
+            seed=seed,
+            options=options,
+            sinks=[meter],
+            stop=stop,
+            wire=wire,
+            dry=True,
+        )
     return meter.price(rounds)
 
 
@@ -161,9 +163,8 @@ class _Meter:
 class Blank:
     """A federation of clients whose examples are all zero and take no memory."""
 
-    shape: tuple[int, ...]
+    input: Input
     classes: int
-    dtype: torch.dtype
     size: int
     examples: int
     name: str = "blank"
@@ -178,7 +179,7 @@ class Blank:
         return self._blank(0)
 
     def describe(self) -> Mapping[str, Any]:
-        return {"name": self.name, "shape": self.shape, "classes": self.classes}
+        return {"name": self.name, "shape": self.input.shape, "classes": self.classes}
 
     def client(self, id: int) -> Data:
         return Data(self._blank(self.examples), self._blank(0), self._blank(0))
@@ -187,5 +188,5 @@ class Blank:
         return None
 
     def _blank(self, count: int) -> Examples:
-        x = torch.zeros((1, *self.shape), dtype=self.dtype).expand(count, *self.shape)
-        return Examples(x, torch.zeros(1, dtype=torch.int64).expand(count))
+        labels = torch.zeros(1, dtype=torch.int64).expand(count)
+        return Examples(self.input.blank(count), labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from gossamer.wire import (
     EXACT,
     HEADER,
     PLAIN,
+    Drawn,
     Mode,
     Packed,
     Revision,
@@ -24,7 +26,7 @@ from gossamer.wire import (
     held,
     pack,
 )
-from gossamer.wire.format import message_hash
+from gossamer.wire.format import VERSION, message_hash
 
 ZSTD = Mode(zstd=True)
 
@@ -40,6 +42,7 @@ class Small:
     mask: Tensor
     masks: dict[str, Tensor]
     new: Revision
+    drawn: Drawn
     values: Packed
     params: dict[str, Tensor]
     precise: Tensor = field(metadata=EXACT)
@@ -65,6 +68,12 @@ NEW = named(moved(independent(SHAPES, 0.2, seed=1), 0.2))
 HELD = held(OLD)
 
 
+def drawn(density: float, seed: int = 0) -> Drawn:
+    shapes = {f"w{index}": shape for index, shape in enumerate(SHAPES)}
+    kept = {name: int(density * math.prod(shape)) for name, shape in shapes.items()}
+    return Drawn(seed, kept, shapes)
+
+
 def small(seed: int = 0) -> Small:
     params = values_of(SHAPES, seed)
     return Small(
@@ -75,6 +84,7 @@ def small(seed: int = 0) -> Small:
         mask=torch.arange(70) % 9 == seed,
         masks=masks_of(SHAPES, 0.3, seed),
         new=Revision(NEW, OLD),
+        drawn=drawn(0.5, seed),
         values=pack(params, NEW),
         params=params,
         precise=torch.arange(4.0) + seed,
@@ -85,7 +95,7 @@ SMALL = Schema.of(small())
 
 
 def message(schema: Schema, payload: bytes, mode: Mode = PLAIN) -> bytes:
-    return b"\x02" + message_hash(schema, mode) + payload
+    return bytes([VERSION]) + message_hash(schema, mode) + payload
 
 
 def inside(messages: list[bytes], count: int, seed: int = 0) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.wire import EXACT, Mode, Packed, Revision, held
+from gossamer.wire import EXACT, Drawn, Mode, Packed, Revision, held
 from gossamer.wire.schema import type_name
 
 DTYPES = [
@@ -104,14 +104,24 @@ def revisions(draw: st.DrawFn) -> Revision:
     return Revision(masks, base)
 
 
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    """Seeds and counts for some tensors, also for such without any weight."""
+    kept, whole = {}, {}
+    for name in draw(st.lists(names, max_size=3, unique=True)):
+        whole[name] = tuple(draw(shapes))
+        kept[name] = draw(st.integers(0, math.prod(whole[name])))
+    return Drawn(draw(st.integers(-(2**63), 2**63 - 1)), kept, whole)
+
+
 def records(finite: bool = True, kinds: bool = True) -> st.SearchStrategy[Any]:
-    """Anything that may travel; with `kinds`, packed values and revisions of masks too."""
+    """Anything that may travel; with `kinds`, packed values and masks by change or seed too."""
     numbers = st.floats(allow_nan=not finite, allow_infinity=not finite)
     whole = st.integers(-(2**63), 2**63 - 1)
     leaves = st.none() | st.booleans() | whole | numbers | st.text(max_size=8) | tensors(finite)
     leaves |= mask_sets()
     if kinds:
-        leaves |= packed(finite) | revisions()
+        leaves |= packed(finite) | revisions() | drawn()
     keys = st.text(max_size=5) | st.integers(0, 2**31)
     return st.recursive(
         leaves,

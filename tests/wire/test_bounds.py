@@ -31,15 +31,19 @@ from gossamer.wire import (
     Revision,
     Schema,
     WireError,
+    bits,
     decode,
     encode,
     held,
     longest,
     pack,
+    rice,
     room,
 )
-from gossamer.wire.bits import number
+from gossamer.wire.bits import field, near, number
 from gossamer.wire.format import LONGEST_TEXT, message_hash
+from gossamer.wire.kinds import fingerprint_of
+from gossamer.wire.rows import Rows
 
 # time and memory ---------------------------------------------------------------------------------
 
@@ -93,15 +97,84 @@ def test_masks_cost_a_fixed_number_of_bytes_a_weight_however_damaged(mode: Mode)
             assert found.bytes < 2 * room(schema) + CONSTANT
 
 
-def test_the_mask_that_takes_most_memory_stays_within_that() -> None:
-    count = 400_000
-    schema = Schema.of({"m": torch.zeros(count, dtype=torch.bool)})
-    ones = count // 2 - 64  # as many gaps of nothing as a message shorter than a bitmap can tell
-    body = b"\x01\x02" + number(ones) + bytes([255]) * (ones // 8) + bytes(ones // 8)
+def gapless(size: int) -> list[Any]:
+    """As many gaps of nothing as a message shorter than a bitmap can tell, each in two bits."""
+    ones = size // 2 - 64
+    extent = near(ones, (size >> 1).bit_length())
+    return [extent, np.ones(ones, np.uint8), np.zeros(ones, np.uint8)]
+
+
+def every(number: int) -> list[Any]:
+    """All rows are of one class."""
+    return [field(1 | number << 1, 6)]
+
+
+def each(*numbers: int) -> list[Any]:
+    """The class of each tensor's rows."""
+    return [field(0, 1), np.unpackbits(np.array(numbers, np.uint8), bitorder="little")]
+
+
+SHAPES: list[list[tuple[int, ...]]] = [
+    [(400_000,)],
+    [(500, 800)],
+    [(50_000, 8)],  # rows as short as they come, each with numbers of its own
+    [(44_444, 9)],
+    [(49_900, 8), (100, 8)],
+]
+
+
+def coded(schema: Schema, tag: int, parts: list[Any], prefix: bytes = b"") -> bytes:
+    body = bits.pack(np.concatenate([field(tag, 2), *parts]))
+    return message(schema, prefix + number(len(body)) + body)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_the_masks_that_take_most_memory_stay_within_that(shapes: list[tuple[int, ...]]) -> None:
+    blank = masks_of(shapes, 0.0)
+    schema, size = Schema.of(blank), blank["w0"].numel()
+    head = every(2) if len(shapes) == 1 else each(2, rice.EMPTY)
+    data = coded(schema, rice.GOLOMB, head + gapless(size))
+    Rows.of.cache_clear()
     with peak() as found:
-        masks = decode(message(schema, number(len(body)) + body), schema)
-    assert int(masks["m"].sum()) == ones
+        masks = decode(data, schema)
+    assert int(masks["w0"].sum()) == size // 2 - 64
     assert found.bytes < 2 * room(schema)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 0.5, 1.0])
+def test_the_changes_that_take_most_memory_stay_within_that(
+    shapes: list[tuple[int, ...]], density: float
+) -> None:
+    old = masks_of(shapes, density)
+    schema = Schema.of(Revision(old))
+    parts: list[Any] = []
+    for side in (old, {name: ~mask for name, mask in old.items()}):
+        sizes = [size for mask in side.values() if (size := int(mask.sum()))]
+        if sizes and sizes[0] < 1000:
+            parts += every(rice.EMPTY)
+        elif sizes:
+            head = every(2) if len(sizes) == 1 else each(2, rice.EMPTY)
+            parts += head + gapless(sizes[0])
+    data = coded(schema, rice.GIVEN, parts, b"\x01" + fingerprint_of(old))
+    known = held(old)
+    Rows.of.cache_clear()
+    with peak() as found:
+        revised = decode(data, schema, held=known)
+    changes = sum(int((revised.masks[name] ^ mask).sum()) for name, mask in old.items())
+    assert changes == pytest.approx(200_000, rel=0.01)
+    assert found.bytes < 2 * room(schema)
+
+
+def test_the_range_coder_takes_half_of_that() -> None:
+    for shapes in SHAPES[:3]:
+        record = masks_of(shapes, 0.3)
+        schema, mode = Schema.of(record), Mode(ans=True)
+        data = encode(record, schema, mode)
+        decode(data, schema, mode)  # makes tables that stay
+        with peak() as found:
+            decode(data, schema, mode)
+        assert found.bytes < room(schema)
 
 
 def test_lengths_are_checked_before_memory_is_reserved() -> None:

@@ -310,9 +310,9 @@ class Misshapen(FedAvg):
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("short", "0.weight came back as torch.float32 of shape (1,)"),
-        ("fewer", "a reply lacks or adds 0.weight"),
-        ("double", "0.weight came back as torch.float64"),
+        ("short", "params[0.weight] is float32 of shape (1,), float32 of shape (8, 5) is expected"),
+        ("fewer", "params[0.weight] is missing"),
+        ("double", "params[0.weight] is float64 of shape (8, 5), float32 of shape (8, 5) is"),
     ],
 )
 def test_a_reply_of_other_shapes_costs_its_own_client(

@@ -16,6 +16,7 @@ from hostile import (
     NEW,
     OLD,
     SHAPES,
+    drawn,
     inside,
     masks_of,
     message,
@@ -44,6 +45,7 @@ def subjects() -> list[list[Any]]:
         [pack(params[0], masks_of(SHAPES, density)) for density in (0.0, 0.3, 1.0)],
         [masks_of(SHAPES, density) for density in (0.0, 0.01, 0.1, 0.5, 0.9)],
         [Revision(NEW, OLD), Revision(NEW), Revision(OLD, OLD)],
+        [drawn(density, seed) for seed, density in enumerate((0.0, 0.1, 1.0))],
         [
             ("text", 3, 0.5, True, None, torch.arange(9)),
             ("", -1, 1e9, False, None, torch.ones(9).long()),

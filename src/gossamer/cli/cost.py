@@ -20,6 +20,11 @@ from gossamer.pricing import Bits, Line, Price, price
 from gossamer.task import Task
 from gossamer.wire import Mode
 
+BY = (
+    "a line for each field of a message (default) or for each tensor; masks that travel as one "
+    "block share what is sent by the entropy that each has alone, and the limit and the paper's "
+    "count by what each adds to them"
+)
 HEADER = ("", "message", "leaf", "messages", "sent", "limit", "paper")
 
 
@@ -40,6 +45,7 @@ def cost(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--examples", type=int, default=0, help="of a client; default: data's / pool"
     )
+    parser.add_argument("--by", choices=("field", "tensor"), default="field", help=BY)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
@@ -58,7 +64,8 @@ def cost(arguments: Sequence[str]) -> int:
     _show(found.lines)
     say(f"{_times(found)}\n{_round(found)}")
     if options.json:
-        print(json.dumps(_figures(config.method, config.experiment, clients, found)))
+        figures = _figures(config.method, config.experiment, clients, found)
+        print(json.dumps({**figures, "by": options.by}))
     return 0
 
 
@@ -92,15 +99,14 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     found = price(
         method,
         task,
-        shape=shape,
         classes=classes,
-        dtype=dtype,
         pool=pool,
         examples=examples,
         rounds=wish.rounds,
         seed=wish.seed,
         options=config.options,
         wire=Mode.parse(wish.wire),
+        by=options.by,
     )
     return found, clients
 

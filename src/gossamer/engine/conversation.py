@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from gossamer import cost
 from gossamer.core import Client, Ctx, Exchange, Key, Result
 from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
-from gossamer.engine import replay
+from gossamer.engine import ledger, replay
 from gossamer.engine.client import (
     Abandoned,
     AnyMethod,
@@ -24,15 +24,18 @@ from gossamer.engine.client import (
     train,
 )
 from gossamer.engine.events import ClientFailed, ClientFinished
+from gossamer.engine.expected import Expected
 from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
 from gossamer.task import Task
 from gossamer.wire import (
+    Detail,
     Mode,
     Schema,
     UnknownMask,
     WireError,
     Written,
+    choose,
     decode,
     dump,
     held,
@@ -49,6 +52,7 @@ class Reply:
     down: Any
     """What the client received, which need not be quite what the server meant to send."""
     schema: Schema | None
+    """The client's own, to say what is wrong with a reply; none is read with it."""
     data: bytes
     local: bytes | None
     """What the client will keep, once its reply is accepted."""
@@ -73,6 +77,12 @@ class Conversations:
     accounting: Accounting
     network: Network | None
     dry: bool
+    detail: Detail = field(default_factory=ledger.detail)
+    """Of the ledger: a row for each field of a message, or for each tensor."""
+    expected: Expected = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expected", Expected(self.method))
 
     def hold(
         self, task: Task, number: int, client: Client, down: Any, charged: float = 1.0
@@ -106,7 +116,7 @@ class Conversations:
             )
             stage.append("encode")
             answer = Schema.of(done.result.up)
-            up = write(done.result.up, answer, self.mode, received)
+            up = write(done.result.up, answer, self.mode, received, self.detail)
             entries += self._entries("up", up, done.result.up, 1.0)
             event = self._finished(ctx, client, done, entries)
             stage.append("store")
@@ -129,7 +139,7 @@ class Conversations:
         """
         refused: dict[int, ClientFailed] = {}
         while True:
-            reader = _Exchanges(self.mode, state, replies, refused)
+            reader = _Exchanges(self.expected, self.mode, ctx, state, replies, refused)
             try:
                 merged = self.method.merge(ctx, state, iter(reader))
                 break
@@ -148,12 +158,12 @@ class Conversations:
         A client that lacks the mask which a message builds on is sent the whole mask.
         """
         schema = Schema.of(down)
-        first = write(down, schema, self.mode)
+        first = write(down, schema, self.mode, detail=self.detail)
         known = held(local) if schema.revises else {}
         try:
             return decode(first.data, schema, self.mode, held=known), [first]
         except UnknownMask:
-            second = write(whole(down), schema, self.mode)
+            second = write(whole(down), schema, self.mode, detail=self.detail)
             return decode(second.data, schema, self.mode), [first, second]
 
     def _entries(
@@ -161,7 +171,8 @@ class Conversations:
     ) -> list[Entry]:
         """A message's rows of the ledger."""
         paper: dict[str, float] = {}
-        for leaf, bits in cost.paper_rows(record, self.accounting):
+        count = cost.paper_rows if self.detail == "field" else cost.paper_tensors
+        for leaf, bits in count(record, self.accounting):
             paper[leaf] = paper.get(leaf, 0) + charged * bits
         return [
             Entry(
@@ -242,25 +253,35 @@ def _total(entries: Sequence[Entry], direction: str) -> tuple[int, float, int]:
 
 
 class _Exchanges:
-    """Conversations in the order of client ids, decoded one at a time."""
+    """Conversations in the order of client ids, decoded one at a time from nothing but bytes."""
 
     def __init__(
-        self, mode: Mode, state: Any, replies: Sequence[Reply], refused: dict[int, ClientFailed]
+        self,
+        expected: Expected,
+        mode: Mode,
+        ctx: Ctx,
+        state: Any,
+        replies: Sequence[Reply],
+        refused: dict[int, ClientFailed],
     ) -> None:
         self.last: Reply | None = None
         """The one whose exchange was handed out last."""
+        self._expected = expected
         self._mode = mode
+        self._ctx = ctx
         self._state = state
         self._replies = replies
         self._refused = refused
 
     def __iter__(self) -> Iterator[Exchange[Any, Any]]:
         for reply in self._replies:
-            if reply.schema is None or reply.client.id in self._refused:
+            if reply.event is None or reply.client.id in self._refused:
                 continue
-            known = held(reply.down, self._state) if reply.schema.revises else {}
+            forms = self._expected(self._ctx, reply.down)
             try:
-                up = decode(reply.data, reply.schema, self._mode, reply.down, known)
+                schema = choose(reply.data, forms, self._mode, reply.schema)
+                known = held(reply.down, self._state) if schema.revises else {}
+                up = decode(reply.data, schema, self._mode, reply.down, known)
             except WireError as problem:
                 self._refused[reply.client.id] = _refusal(reply, problem)
                 continue

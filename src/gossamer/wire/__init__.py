@@ -3,8 +3,9 @@
 from gossamer.wire.archive import dump, fingerprint, load
 from gossamer.wire.codec import Row, Written, decode, encode, write
 from gossamer.wire.errors import UnknownMask, WireError
-from gossamer.wire.format import HEADER, longest, room
-from gossamer.wire.kinds import EXACT, Packed, Revision, held, pack, unpack, whole
+from gossamer.wire.format import HEADER, Detail, longest, room
+from gossamer.wire.forms import choose, difference
+from gossamer.wire.kinds import EXACT, Drawn, Packed, Revision, held, pack, unpack, whole
 from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.schema import Schema, flatten, record_types
 
@@ -12,6 +13,8 @@ __all__ = [
     "EXACT",
     "HEADER",
     "PLAIN",
+    "Detail",
+    "Drawn",
     "Mode",
     "Packed",
     "Revision",
@@ -20,7 +23,9 @@ __all__ = [
     "UnknownMask",
     "WireError",
     "Written",
+    "choose",
     "decode",
+    "difference",
     "dump",
     "encode",
     "fingerprint",

@@ -37,6 +37,7 @@ _VERSION = "0.5"
 _NEVER, _ALWAYS = 0, 255  # densities 0 and 1: bits of such cells do not travel
 _LEVELS = 5  # classes: 1, 2, 4, 8 or 16
 _FINEST = 16
+_PART = 1 << 16  # bits that are sorted at once, which takes sixteen bytes each
 
 
 def _odds(density: int) -> tuple[int, int]:
@@ -106,10 +107,27 @@ def decode(data: bytes | memoryview, shapes: Sequence[Shape]) -> list[Bits]:
     if reader.left % 4:
         raise WireError(f"a mask has {reader.left} bytes of code, which is not whole words")
     words = reader.take(reader.left, "the code").tobytes()
-    order = np.argsort(density, kind="stable")
-    bits = np.empty(total, np.bool_)
-    bits[order] = _decode(words, np.bincount(density, minlength=256))
-    return split(bits, shapes)
+    counts = _counts(density)
+    return split(_unsorted(_decode(words, counts), density, counts), shapes)
+
+
+def _counts(density: NDArray[np.uint8]) -> Whole:
+    """How many bits have each density, counted by parts: NumPy makes eight bytes of each."""
+    parts = (density[start : start + _PART] for start in range(0, len(density), _PART))
+    return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
+
+
+def _unsorted(found: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
+    """Bits that are sorted by density, put back in their places."""
+    bits = np.empty(len(found), np.bool_)
+    at = edges(counts)
+    for start in range(0, len(found), _PART):
+        part = density[start : start + _PART]
+        some = np.bincount(part, minlength=256)
+        pieces = [found[at[each] : at[each] + some[each]] for each in np.flatnonzero(some)]
+        bits[start : start + _PART][np.argsort(part, kind="stable")] = np.concatenate(pieces)
+        at[:-1] += some
+    return bits
 
 
 def _describe(

@@ -1,4 +1,4 @@
-"""Numbers packed to the bit, and a reader that refuses instead of guessing.
+"""Numbers packed to the bit, and readers that refuse instead of guessing.
 
 Bits fill a byte from its lowest; what is left of the last byte is zero, and a reader insists on it.
 """
@@ -14,8 +14,14 @@ from gossamer.wire.errors import WireError
 
 Bits: TypeAlias = NDArray[np.bool_]
 Whole: TypeAlias = NDArray[np.int64]
+Small: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+Numbers: TypeAlias = Small | NDArray[np.int32] | Whole
+Line: TypeAlias = NDArray[np.uint8]
+"""Zeros and ones, a byte each."""
 
-_LONGEST = 9  # bytes of a number below 2**63
+_WIDEST = 48  # bits of a number near another, at most
+_DIGITS = 5  # of base three: 3**5 = 243 fit a byte
+_ONES = np.uint64(0x0101010101010101)
 
 
 def size(bits: int) -> int:
@@ -23,18 +29,50 @@ def size(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def pack(bits: NDArray[np.bool_] | NDArray[np.uint8]) -> bytes:
+def pack(bits: Bits | Line) -> bytes:
     """Zeros and ones, eight to a byte."""
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def pack_planes(values: Whole, width: int) -> bytes:
+def pack_planes(values: Numbers, width: int) -> bytes:
     """The lowest bit of all numbers, then the next of all, up to 16 of each."""
-    low = values.astype(np.uint16)
-    planes = np.empty((width, len(values)), np.uint8)
+    return pack(planes(values, width))
+
+
+def planes(values: Numbers, width: int) -> Line:
+    """What `pack_planes` packs."""
+    low = _small(values, width)
+    found = np.empty((width, len(low)), np.uint8)
     for place in range(width):
-        planes[place] = (low >> place) & 1
-    return pack(planes.reshape(-1))
+        found[place] = low >> place
+    found &= 1
+    return found.reshape(-1)
+
+
+def digits(values: Numbers) -> Line:
+    """Numbers below three, five to a byte: the first fifth of them lowest, filled up with zeros."""
+    count = -(-len(values) // _DIGITS)
+    filled = np.zeros((_DIGITS, count), np.uint8)
+    filled.reshape(-1)[: len(values)] = values
+    found = filled[-1]
+    for row in filled[-2::-1]:
+        found = found * np.uint8(3) + row
+    return np.unpackbits(found, bitorder="little")
+
+
+def field(value: int, width: int) -> Line:
+    """One number in so many bits, the lowest first."""
+    return np.array([value >> place & 1 for place in range(width)], np.uint8)
+
+
+def near(value: int, order: int) -> Line:
+    """A number that is likely about `2 ** order`, in any case few bits, and in one way only.
+
+    This is Elias's gamma code of what is above the lowest bits.
+    """
+    moved = value + (1 << order)
+    width = moved.bit_length() - 1
+    return np.concatenate([field(1 << width - order, width - order + 1), field(moved, width)])
 
 
 def number(value: int) -> bytes:
@@ -46,11 +84,39 @@ def number(value: int) -> bytes:
     return bytes([*found, value])
 
 
+def places(bits: Bits) -> Whole:
+    """Where the ones are.
+
+    Up to a tenth of ones, NumPy goes from one to the next, which from a thirtieth on takes longer
+    than looking at every bit; more ones behind the last bit make it do that.
+    """
+    count = int(np.count_nonzero(bits))
+    if 10 * count <= len(bits) < 30 * count:
+        bits = np.concatenate([bits, np.ones(len(bits) // 8 + 1, np.bool_)])
+    return np.flatnonzero(bits)[:count]
+
+
+def before(bits: Bits, where: Whole) -> Whole:
+    """How many ones stand before each of some places."""
+    eights: NDArray[np.uint64] = np.zeros(len(bits) // 8 + 1, "<u8")
+    eights.view(np.bool_)[: len(bits)] = bits
+    sums = np.zeros(len(eights), np.int64)
+    np.cumsum(_sum_of_bytes(eights[:-1]), out=sums[1:])
+    index, rest = where >> 3, (where & 7).astype(np.uint64)
+    masks = (np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1)
+    found: Whole = sums[index] + _sum_of_bytes(eights[index] & masks)
+    return found
+
+
+def _sum_of_bytes(words: NDArray[np.uint64]) -> Whole:
+    return ((words * _ONES) >> np.uint64(56)).view(np.int64)
+
+
 class Reader:
     """Bytes taken from the front; what is not there, or is not as written, is a `WireError`."""
 
     def __init__(self, data: bytes | memoryview) -> None:
-        self._data = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+        self._data = _bytes(data)
         self._position = 0
 
     @property
@@ -65,18 +131,6 @@ class Reader:
         start, self._position = self._position, self._position + count
         return self._data[start : self._position]
 
-    def number(self, what: str) -> int:
-        """A whole number in its only spelling."""
-        value = 0
-        for place in range(_LONGEST):
-            byte = int(self.take(1, what)[0])
-            value |= (byte & 127) << (7 * place)
-            if byte < 128:
-                if byte == 0 and place:
-                    raise WireError(f"{what} of a mask are counted in more bytes than they need")
-                return value
-        raise WireError(f"{what} of a mask are counted in more than {_LONGEST} bytes")
-
     def bits(self, count: int, what: str) -> Bits:
         """The next zeros and ones, up to the end of a byte."""
         found = self.take(size(count), what)
@@ -86,13 +140,89 @@ class Reader:
 
     def planes(self, count: int, width: int, what: str) -> Whole:
         """As many numbers as `pack_planes` packed."""
-        planes = self.bits(count * width, what).reshape(width, count)
-        values = np.zeros(count, np.int64)
-        for place in range(width):
-            values |= planes[place].astype(np.int64) << place
-        return values
+        bits = self.bits(count * width, what).view(np.uint8)
+        return _from_planes(bits, count, width).astype(np.int64)
 
     def end(self) -> None:
         """Insists that nothing follows."""
         if self.left:
             raise WireError(f"{self.left} bytes follow the end of a mask")
+
+
+class BitReader:
+    """Bits taken from the front, wherever bytes end; refuses as `Reader` does."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._bits: Line = np.unpackbits(_bytes(data), bitorder="little")
+        self._position = 0
+
+    @property
+    def left(self) -> int:
+        """Bits not yet taken."""
+        return len(self._bits) - self._position
+
+    def take(self, count: int, what: str) -> Line:
+        """The next bits, looked at in place."""
+        if count > self.left:
+            raise WireError(f"{what} of a mask need {count} bits, but only {self.left} are left")
+        start, self._position = self._position, self._position + count
+        return self._bits[start : self._position]
+
+    def field(self, width: int, what: str) -> int:
+        """One number of so many bits."""
+        return sum(bit << place for place, bit in enumerate(self.take(width, what).tolist()))
+
+    def bytes(self, count: int, what: str) -> NDArray[np.uint8]:
+        """The next bytes, wherever they begin."""
+        return np.packbits(self.take(8 * count, what), bitorder="little")
+
+    def near(self, order: int, what: str) -> int:
+        """A number that `near` wrote."""
+        width = order
+        while not self.field(1, what):
+            width += 1
+            if width >= _WIDEST:
+                raise WireError(f"{what} of a mask are counted in more than {_WIDEST} bits")
+        return (1 << width) - (1 << order) + self.field(width, what)
+
+    def planes(self, count: int, width: int, what: str) -> Small:
+        """As many numbers as `planes` was given."""
+        return _from_planes(self.take(count * width, what), count, width)
+
+    def digits(self, count: int, what: str) -> Line:
+        """As many numbers below three as `digits` was given."""
+        rest = self.bytes(-(-count // _DIGITS), what)
+        if (rest >= 3**_DIGITS).any():
+            raise WireError(f"{what} of a mask have a byte of {rest.max()}; digits stay below 243")
+        found = np.empty((_DIGITS, len(rest)), np.uint8)
+        for row in found:
+            thirds = rest // np.uint8(3)
+            np.subtract(rest, thirds * np.uint8(3), out=row)
+            rest = thirds
+        line = found.reshape(-1)
+        if line[count:].any():
+            raise WireError(f"{what} of a mask end in a byte whose unused digits are not zero")
+        return line[:count]
+
+    def end(self) -> None:
+        """Insists that nothing follows but zeros up to the end of a byte."""
+        if self.left >= 8:
+            raise WireError(f"{self.left // 8} bytes follow the end of a mask")
+        if self._bits[self._position :].any():
+            raise WireError("a mask ends in a byte whose unused bits are not zero")
+
+
+def _bytes(data: bytes | memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+
+
+def _small(values: Numbers, width: int) -> Small:
+    """The lowest bits of numbers."""
+    return values.astype(np.uint8) if width <= 8 else values.astype(np.uint16)
+
+
+def _from_planes(bits: Line, count: int, width: int) -> Small:
+    found = _small(np.zeros(count, np.uint8), width)
+    for place, plane in enumerate(bits.reshape(width, count)):
+        found |= _small(plane, width) << np.uint8(place)
+    return found

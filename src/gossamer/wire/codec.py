@@ -15,17 +15,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.wire.errors import WireError
-from gossamer.wire.format import HEADER, VERSION, longest, message_hash, references, room
+from gossamer.wire.format import (
+    HEADER,
+    VERSION,
+    Detail,
+    longest,
+    message_hash,
+    references,
+    room,
+)
+from gossamer.wire.forms import choose
 from gossamer.wire.kinds import Held
 from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.reading import Reader
-from gossamer.wire.schema import Schema, flatten, rebuild
+from gossamer.wire.schema import Schema, flatten
 from gossamer.wire.writing import Writer
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a field of a message costs, in bits."""
+    """What a field of a message, or a tensor in it, costs in bits."""
 
     leaf: str
     sent: float
@@ -57,10 +66,11 @@ def write(
     schema: Schema | None = None,
     mode: Mode = PLAIN,
     reference: object = None,
+    detail: Detail = "field",
 ) -> Written:
-    """The bytes of a record with their account, by field."""
+    """The bytes of a record with their account, by field or by tensor."""
     schema = schema or Schema.of(record)
-    writer = Writer(mode, references(reference) if mode.half else {})
+    writer = Writer(mode, references(reference) if mode.half else {}, detail)
     for (path, node), leaf in zip(schema.leaves, flatten(record), strict=True):
         writer.leaf(path, node, leaf)
     payload = writer.payload()
@@ -88,20 +98,13 @@ def decode(
             f"reading a {schema.name} is meant to take up to {room(schema)} bytes, "
             f"but {limit} are allowed"
         )
-    if len(data) < HEADER:
-        raise WireError(f"a message of {len(data)} bytes is shorter than its header of {HEADER}")
-    if data[0] != VERSION:
-        raise WireError(f"the message is of version {data[0]}, this is version {VERSION}")
-    wanted = message_hash(schema, mode)
-    if data[1:HEADER] != wanted:
-        found = data[1:HEADER].hex()
-        raise WireError(f"the message has schema {found}, {wanted.hex()} is expected")
+    choose(data, [schema], mode)
     if len(data) > (most := longest(schema)):
         raise WireError(f"a message of {len(data)} bytes is longer than its schema allows, {most}")
     known = references(reference) if mode.half else {}
     reader = Reader(memoryview(data)[HEADER:], mode, known, held or {}, finite)
     leaves = iter(reader.leaves(schema))
     try:
-        return rebuild(schema, leaves)
+        return schema.rebuild(leaves)
     except (TypeError, ValueError, ArithmeticError, LookupError) as refusal:
         raise WireError(f"{schema.name} refuses its values: {refusal}") from refusal

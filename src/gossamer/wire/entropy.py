@@ -19,6 +19,12 @@ def mask_bits(masks: Sequence[Bits]) -> float:
     return _bits(sum(_ones(mask) for mask in masks), sum(mask.size for mask in masks))
 
 
+def mask_parts(masks: Sequence[Bits]) -> list[float]:
+    """What each mask has of `mask_bits`: its length in the best code for all of them together."""
+    ones, sizes = [_ones(mask) for mask in masks], [mask.size for mask in masks]
+    return _parts(ones, sizes)
+
+
 def row_bits(masks: Sequence[Bits]) -> float:
     """The limit if every row has a chance of its own; never more than `mask_bits`."""
     found = []
@@ -37,6 +43,25 @@ def conditional_bits(masks: Sequence[Bits], known: Sequence[Bits]) -> float:
     lost = sum(_ones(old & ~new) for new, old in pairs)
     gained = sum(_ones(new & ~old) for new, old in pairs)
     return _bits(lost, held) + _bits(gained, size - held)
+
+
+def conditional_parts(masks: Sequence[Bits], known: Sequence[Bits]) -> list[float]:
+    """What each mask has of `conditional_bits`, in the best code for all of them together."""
+    pairs = list(zip(masks, known, strict=True))
+    held = [_ones(old) for old in known]
+    lost = _parts([_ones(old & ~new) for new, old in pairs], held)
+    free = [old.size - some for old, some in zip(known, held, strict=True)]
+    gained = _parts([_ones(new & ~old) for new, old in pairs], free)
+    return [one + other for one, other in zip(lost, gained, strict=True)]
+
+
+def _parts(ones: Sequence[int], sizes: Sequence[int]) -> list[float]:
+    """Bits of each group where a one and a zero cost the same in all of them."""
+    total, size = sum(ones), sum(sizes)
+    if total in (0, size):
+        return [0.0] * len(ones)
+    one, zero = math.log2(size / total), math.log2(size / (size - total))
+    return [count * one + (n - count) * zero for count, n in zip(ones, sizes, strict=True)]
 
 
 def _ones(mask: Bits) -> int:

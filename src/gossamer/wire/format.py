@@ -7,25 +7,31 @@ import math
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gossamer.core import Masks
 from gossamer.wire.bits import Bits
+from gossamer.wire.errors import WireError
 from gossamer.wire.kinds import Packed
 from gossamer.wire.mode import PLAIN, Mode
-from gossamer.wire.schema import (
+from gossamer.wire.nodes import (
+    DrawnNode,
     LeafNode,
     MasksNode,
     PackedNode,
     ScalarNode,
-    Schema,
     TensorNode,
-    flatten,
 )
+from gossamer.wire.rows import view
+from gossamer.wire.schema import Schema, flatten
 
-VERSION = 2
+Detail: TypeAlias = Literal["field", "tensor"]
+"""How fine a message's account is: a row for each field of the record, or for each tensor in it."""
+
+VERSION = 3
 HEADER = 1 + 8
 """Bytes before the payload: the version and the hash."""
 LONGEST_TEXT = 1 << 16
@@ -34,8 +40,11 @@ LONGEST_TEXT = 1 << 16
 STRUCT = {"int": "<q", "float": "<d", "bool": "<?"}
 WHOLE, CHANGES = 0, 1
 WIDTHS = (8, 4, 2)
-PLACE = 12
-"""Bytes of room for each weight of a mask while it is read: itself, and its place as a number."""
+PLACE, ROW = 8, 48
+"""Bytes of room while a mask is read: for each weight, which may have a place that is told, and for
+each row, which has a length, a class and where it begins."""
+SEED = 8
+"""Bytes of the seed of drawn masks."""
 NUMBER = 10
 """Bytes of a length, at most."""
 
@@ -47,13 +56,29 @@ def longest(schema: Schema) -> int:
 
 def room(schema: Schema) -> int:
     """Bytes that reading a message is meant to take; it never takes more than twice as many."""
-    weights = sum(
-        node.count if isinstance(node, TensorNode) else sum(map(math.prod, node.shapes))
-        for _, node in schema.leaves
-        if isinstance(node, MasksNode)
-        or (isinstance(node, TensorNode) and node.dtype == torch.bool)
-    )
-    return longest(schema) + PLACE * weights
+    found = longest(schema)
+    for _, node in schema.leaves:
+        match node:
+            case TensorNode(dtype=torch.bool):
+                found += _mask_room(node.shape)
+            case MasksNode():
+                found += sum(map(_mask_room, node.shapes))
+            case _:
+                pass
+    return found
+
+
+def _mask_room(shape: tuple[int, ...]) -> int:
+    return PLACE * math.prod(shape) + ROW * view(shape)[0]
+
+
+def opened(data: bytes) -> bytes:
+    """The hash in the header of a message, once that is known to be of this version."""
+    if len(data) < HEADER:
+        raise WireError(f"a message of {len(data)} bytes is shorter than its header of {HEADER}")
+    if data[0] != VERSION:
+        raise WireError(f"the message is of version {data[0]}, this is version {VERSION}")
+    return bytes(data[1:HEADER])
 
 
 def references(record: object) -> dict[str, Tensor]:
@@ -96,6 +121,8 @@ def _most(node: LeafNode) -> int:
         case MasksNode():
             total = sum(map(math.prod, node.shapes))
             return NUMBER + 1 + 8 + 2 + (total + 7) // 8
+        case DrawnNode():
+            return SEED + NUMBER * len(node.names)
         case PackedNode():
             return sum(NUMBER + 1 + t.count * t.dtype.itemsize for t in node.tensors)
 

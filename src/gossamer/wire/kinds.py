@@ -1,18 +1,20 @@
-"""Parts of records that travel in their own way: values on a known mask, a mask's change."""
+"""Parts of records that travel in their own way: values on a mask, a mask's change, a seed."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gossamer.core import Masks, Params
+from gossamer.core import Key, Masks, Params
 from gossamer.wire.errors import WireError
 
 T = TypeVar("T")
@@ -42,6 +44,40 @@ class Revision:
     masks: Masks
     base: Masks | None = None
     """What the receiver holds; it is named by its fingerprint, never sent."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Random masks that sender and receiver draw alike: a seed and counts travel, no place does."""
+
+    seed: int
+    """Any number of 64 bits."""
+    kept: dict[str, int]
+    """How many weights of each tensor are kept, exactly."""
+    shapes: Shapes
+    """Of the tensors; agreed on, never sent."""
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or self.seed not in range(-(2**63), 2**63):
+            raise ValueError(f"masks are drawn from a whole number of 64 bits, not {self.seed!r}")
+        if self.kept.keys() != self.shapes.keys():
+            odd = ", ".join(sorted(self.kept.keys() ^ self.shapes.keys()))
+            raise ValueError(f"drawn masks need a count and a shape of each tensor; see {odd}")
+        for name, kept in self.kept.items():
+            size = math.prod(self.shapes[name])
+            if type(kept) is not int or not 0 <= kept <= size:
+                raise ValueError(f"a drawn mask of {name} cannot keep {kept!r} of {size} weights")
+
+    @classmethod
+    def by(cls, key: Key, kept: dict[str, int], shapes: Shapes) -> Drawn:
+        """Masks with a seed from a key, of which 63 bits travel."""
+        return cls(key.digest() % 2**63, kept, shapes)
+
+    def masks(self) -> Masks:
+        """The masks: every choice of `kept` places is as likely, and the same on every host."""
+        key = Key(self.seed).fold("mask")
+        drawn = {n: _drawn(key.fold(n), self.shapes[n], kept) for n, kept in self.kept.items()}
+        return {name: torch.from_numpy(mask) for name, mask in drawn.items()}
 
 
 def pack(params: Params, masks: Masks) -> Packed:
@@ -100,7 +136,7 @@ def whole(record: T) -> T:
         return {name: whole(each) for name, each in value.items()}  # type: ignore[return-value]
     if isinstance(value, tuple | list):
         return type(value)(whole(each) for each in value)  # type: ignore[return-value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | Packed):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Packed | Drawn):
         changes = {f.name: whole(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return replace(value, **changes)  # type: ignore[return-value]
     return record
@@ -121,6 +157,8 @@ def is_masks(value: object) -> bool:
 def _masks_in(record: Any) -> Iterator[Masks]:
     if is_masks(record):
         yield record
+    elif isinstance(record, Drawn):
+        yield record.masks()
     elif isinstance(record, dict):
         for value in record.values():
             yield from _masks_in(value)
@@ -130,3 +168,27 @@ def _masks_in(record: Any) -> Iterator[Masks]:
     elif dataclasses.is_dataclass(record) and not isinstance(record, type):
         for field in dataclasses.fields(record):
             yield from _masks_in(getattr(record, field.name))
+
+
+def _drawn(key: Key, shape: Sequence[int], kept: int) -> NDArray[np.bool_]:
+    """Marks the first distinct numbers of a random sequence until enough are marked.
+
+    Of NumPy only the raw stream of its bit generator is used: that one is promised never to change,
+    while what its other functions make of it may differ between versions.
+    """
+    size = math.prod(shape)
+    swapped = 2 * kept > size
+    wanted = size - kept if swapped else kept
+    stream = key.numpy().bit_generator
+    fair = 2**64 - 2**64 % size if size else 0  # below it, every remainder is as likely
+    found = np.zeros(size, np.bool_)
+    marked = 0
+    while marked < wanted:
+        raw = np.asarray(stream.random_raw(wanted - marked), np.uint64)
+        if fair < 2**64:
+            raw = raw[raw < np.uint64(fair)]
+        found[(raw % np.uint64(size)).view(np.int64)] = True
+        marked = int(np.count_nonzero(found))
+    if swapped:
+        np.logical_not(found, out=found)
+    return found.reshape(tuple(shape))

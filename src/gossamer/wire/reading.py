@@ -18,6 +18,7 @@ from gossamer.wire.format import (
     CHANGES,
     LONGEST_TEXT,
     NUMBER,
+    SEED,
     STRUCT,
     WHOLE,
     WIDTHS,
@@ -25,17 +26,18 @@ from gossamer.wire.format import (
     reference_for,
     rounded,
 )
-from gossamer.wire.kinds import Held, Packed, Revision
+from gossamer.wire.kinds import Drawn, Held, Packed, Revision
 from gossamer.wire.mode import Mode
-from gossamer.wire.schema import (
+from gossamer.wire.nodes import (
+    DrawnNode,
     Leaf,
     LeafNode,
     MasksNode,
     PackedNode,
     ScalarNode,
-    Schema,
     TensorNode,
 )
+from gossamer.wire.schema import Schema
 
 
 class Reader:
@@ -92,12 +94,24 @@ class Reader:
                 return [self._packed(f"{path}[{name}]", tensor) for name, tensor in pairs]
             case MasksNode():
                 return self._mask_set(path, node)
+            case DrawnNode():
+                return self._drawn(path, node)
 
     def _packed(self, path: str, tensor: TensorNode) -> tuple[int, int]:
         count = self._number(path)
         if count > tensor.count:
             raise WireError(f"{path} has {count} values, {tensor.count} at most")
         return count, self._exponent(path, tensor)
+
+    def _drawn(self, path: str, node: DrawnNode) -> Drawn:
+        (seed,) = struct.unpack(STRUCT["int"], self._take(SEED, path))
+        shapes = dict(zip(node.names, node.shapes, strict=True))
+        kept = {}
+        for name, shape in shapes.items():
+            kept[name] = self._number(f"{path}[{name}]")
+            if kept[name] > (most := math.prod(shape)):
+                raise WireError(f"{path}[{name}] keeps {kept[name]} weights, {most} at most")
+        return Drawn(seed, kept, shapes)
 
     def _value(self, path: str, node: LeafNode, part: Any, blocks: _Blocks) -> Leaf:
         match node:

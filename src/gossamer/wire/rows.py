@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -29,11 +29,23 @@ class Rows:
     groups: Whole
     """The first row of each group, and the number of rows."""
 
-    @classmethod
-    def of(cls, lengths: Sequence[Whole]) -> Rows:
-        """The rows of several groups; groups without any bit are left out."""
-        present = [row for row in lengths if row.any()]
-        return cls(np.concatenate([*present, np.empty(0, np.int64)]), edges([*map(len, present)]))
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def of(shapes: tuple[Shape, ...]) -> Rows:
+        """The rows of tensors of some shapes; tensors without any bit are left out."""
+        views = [view(shape) for shape in shapes if math.prod(shape)]
+        lengths = [np.full(rows, length, np.int64) for rows, length in views]
+        return Rows(np.concatenate([*lengths, np.empty(0, np.int64)]), edges([*map(len, lengths)]))
+
+    def as_long_as(self, lengths: Whole) -> Rows:
+        """The same rows with other numbers of bits; groups without any are left out."""
+        if not len(lengths):
+            return self
+        present = np.add.reduceat(lengths, self.groups[:-1]) > 0
+        if present.all():
+            return Rows(lengths, self.groups)
+        rows_of = np.diff(self.groups)[present]
+        return Rows(lengths[present[self.owners]], edges(rows_of))
 
     @cached_property
     def edges(self) -> Whole:
@@ -65,12 +77,6 @@ def view(shape: Shape) -> tuple[int, int]:
     if len(shape) < 2 or total < SHORTEST * shape[0] or total == 0:
         return 1, total
     return shape[0], total // shape[0]
-
-
-def row_lengths(shapes: Sequence[Shape]) -> list[Whole]:
-    """Bits in each row of each tensor."""
-    views = [view(shape) for shape in shapes]
-    return [np.full(rows, length, np.int64) for rows, length in views]
 
 
 def line(masks: Sequence[Bits]) -> Bits:

@@ -10,16 +10,30 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire.kinds import EXACT, Packed, Revision, is_masks
+from gossamer.wire.kinds import EXACT, Drawn, Packed, Revision, is_masks
+from gossamer.wire.nodes import (
+    DictNode,
+    DrawnNode,
+    Leaf,
+    LeafNode,
+    MasksNode,
+    Node,
+    NoneNode,
+    PackedNode,
+    RecordNode,
+    ScalarNode,
+    TensorNode,
+    TupleNode,
+    rebuild,
+    walk,
+)
 
-Leaf: TypeAlias = Tensor | int | float | bool | str | Masks | Packed | Revision
 Types: TypeAlias = Mapping[str, type]
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -39,80 +53,6 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 _INT64 = range(-(2**63), 2**63)
-
-
-@dataclass(frozen=True)
-class TensorNode:
-    """A tensor of known dtype and shape; `exact` ones are never rounded on the way."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    exact: bool = False
-
-    @property
-    def count(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
-
-
-@dataclass(frozen=True)
-class ScalarNode:
-    """A Python number or text."""
-
-    kind: str
-
-
-@dataclass(frozen=True)
-class MasksNode:
-    """Masks of known shapes, which travel together."""
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    revises: bool = False
-    """Whether they may be told as changes of masks that the receiver holds."""
-
-
-@dataclass(frozen=True)
-class PackedNode:
-    """Values on masks that the receiver knows; how many there are depends on the masks."""
-
-    names: tuple[str, ...]
-    tensors: tuple[TensorNode, ...]
-    """Type and shape of the whole tensors."""
-
-
-@dataclass(frozen=True)
-class NoneNode:
-    """Nothing, where something optional might be."""
-
-
-@dataclass(frozen=True)
-class DictNode:
-    """A dictionary from names to values, in a known order."""
-
-    keys: tuple[str | int, ...]
-    children: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class TupleNode:
-    """A tuple or list of known length."""
-
-    kind: type
-    children: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class RecordNode:
-    """A dataclass and its fields."""
-
-    type: type
-    names: tuple[str, ...]
-    children: tuple[Node, ...]
-
-
-LeafNode: TypeAlias = TensorNode | ScalarNode | MasksNode | PackedNode
-Node: TypeAlias = LeafNode | NoneNode | DictNode | TupleNode | RecordNode
 
 
 @dataclass(frozen=True)
@@ -140,12 +80,16 @@ class Schema:
     @cached_property
     def leaves(self) -> tuple[tuple[str, LeafNode], ...]:
         """The path and kind of every leaf, in the order of the payload."""
-        return tuple(_walk(self.root, "" if isinstance(self.root, RecordNode) else "record"))
+        return tuple(walk(self.root, "" if isinstance(self.root, RecordNode) else "record"))
 
     @cached_property
     def revises(self) -> bool:
         """Whether a receiver may need masks that it holds to read the message."""
         return any(isinstance(node, MasksNode) and node.revises for _, node in self.leaves)
+
+    def rebuild(self, leaves: Iterator[Leaf]) -> Any:
+        """The record with the given leaves, in the order of the schema's."""
+        return rebuild(self.root, leaves)
 
     def plain(self) -> Any:
         """The schema as JSON values, types by name."""
@@ -167,7 +111,7 @@ def flatten(record: object) -> Iterator[Leaf]:
     match record:
         case None:
             return
-        case Packed() | Revision() | Tensor() | bool() | int() | float() | str():
+        case Packed() | Revision() | Drawn() | Tensor() | bool() | int() | float() | str():
             yield record
         case dict() if is_masks(record):
             yield record
@@ -180,11 +124,6 @@ def flatten(record: object) -> Iterator[Leaf]:
         case _ if dataclasses.is_dataclass(record):
             for field in dataclasses.fields(record):
                 yield from flatten(getattr(record, field.name))
-
-
-def rebuild(schema: Schema, leaves: Iterator[Leaf]) -> Any:
-    """The record of a schema with the given leaves."""
-    return _rebuild(schema.root, leaves)
 
 
 def record_types(method: object) -> dict[str, type]:
@@ -235,6 +174,9 @@ def _node(value: object, path: str, exact: bool) -> Node:
             return PackedNode(tuple(value.values), _packed_tensors(value, path, exact))
         case Revision():
             return _masks_node(value.masks, True)
+        case Drawn():
+            sizes = tuple(tuple(value.shapes[name]) for name in value.kept)
+            return DrawnNode(tuple(value.kept), sizes)
         case dict():
             for key in value:
                 if not isinstance(key, str | int):
@@ -285,23 +227,6 @@ def _masks_node(masks: Masks, revises: bool) -> MasksNode:
     return MasksNode(tuple(masks), tuple(tuple(mask.shape) for mask in masks.values()), revises)
 
 
-def _walk(node: Node, path: str) -> Iterator[tuple[str, LeafNode]]:
-    match node:
-        case TensorNode() | ScalarNode() | MasksNode() | PackedNode():
-            yield path, node
-        case DictNode():
-            for key, child in zip(node.keys, node.children, strict=True):
-                yield from _walk(child, f"{path}[{key}]")
-        case TupleNode():
-            for index, child in enumerate(node.children):
-                yield from _walk(child, f"{path}[{index}]")
-        case RecordNode():
-            for name, child in zip(node.names, node.children, strict=True):
-                yield from _walk(child, f"{path}.{name}" if path else name)
-        case NoneNode():
-            return
-
-
 def _plain(node: Node) -> Any:
     match node:
         case NoneNode():
@@ -314,6 +239,8 @@ def _plain(node: Node) -> Any:
         case MasksNode():
             kind = "revision" if node.revises else "masks"
             return [kind, list(node.names), [list(shape) for shape in node.shapes]]
+        case DrawnNode():
+            return ["drawn", list(node.names), [list(shape) for shape in node.shapes]]
         case PackedNode():
             return ["packed", list(node.names), [_plain(tensor) for tensor in node.tensors]]
         case DictNode():
@@ -337,6 +264,9 @@ def _read(plain: Any, types: Types) -> Node:
         case ["masks" | "revision" as kind, list(names), list(shapes)]:
             if len(names) == len(shapes) and _are_names(names) and all(map(_is_shape, shapes)):
                 return MasksNode(tuple(names), tuple(map(tuple, shapes)), kind == "revision")
+        case ["drawn", list(names), list(shapes)]:
+            if len(names) == len(shapes) and _are_names(names) and all(map(_is_shape, shapes)):
+                return DrawnNode(tuple(names), tuple(map(tuple, shapes)))
         case ["packed", list(names), list(tensors)] if len(names) == len(tensors):
             nodes = [_read(tensor, types) for tensor in tensors]
             found = tuple(node for node in nodes if isinstance(node, TensorNode))
@@ -365,19 +295,3 @@ def _is_shape(sizes: Any) -> bool:
 
 def _are_names(names: list[Any]) -> bool:
     return all(isinstance(name, str) for name in names)
-
-
-def _rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
-    match node:
-        case NoneNode():
-            return None
-        case TensorNode() | ScalarNode() | MasksNode() | PackedNode():
-            return next(leaves)
-        case DictNode():
-            pairs = zip(node.keys, node.children, strict=True)
-            return {key: _rebuild(child, leaves) for key, child in pairs}
-        case TupleNode():
-            return node.kind(_rebuild(child, leaves) for child in node.children)
-        case RecordNode():
-            fields = zip(node.names, node.children, strict=True)
-            return node.type(**{name: _rebuild(child, leaves) for name, child in fields})

@@ -1,13 +1,15 @@
-"""Writing a message: the parts of every leaf, and what each field costs."""
+"""Writing a message: the parts of every leaf, and what each field or tensor costs."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from gossamer.core import Masks
 from gossamer.wire import ans, entropy, floats, rice
 from gossamer.wire.bits import Bits, number
 from gossamer.wire.format import (
@@ -16,22 +18,32 @@ from gossamer.wire.format import (
     STRUCT,
     WHOLE,
     WIDTHS,
+    Detail,
     arrays,
     field_of,
     reference_for,
     rounded,
 )
-from gossamer.wire.kinds import Packed, Revision, fingerprint_of
+from gossamer.wire.kinds import Drawn, Packed, Revision, fingerprint_of
 from gossamer.wire.mode import Mode
-from gossamer.wire.schema import Leaf, LeafNode, MasksNode, PackedNode, ScalarNode, TensorNode
+from gossamer.wire.nodes import (
+    DrawnNode,
+    Leaf,
+    LeafNode,
+    MasksNode,
+    PackedNode,
+    ScalarNode,
+    TensorNode,
+)
 
 
 class Writer:
-    """Collects the parts of a message and what each field costs."""
+    """Collects the parts of a message and what each field or tensor costs."""
 
-    def __init__(self, mode: Mode, known: Mapping[str, Tensor]) -> None:
+    def __init__(self, mode: Mode, known: Mapping[str, Tensor], detail: Detail = "field") -> None:
         self.mode = mode
         self.known = known
+        self.detail = detail
         self.sent: dict[str, float] = {}
         self.information: dict[str, float] = {}
         self._inline: list[bytes] = []
@@ -50,19 +62,24 @@ class Writer:
                 self._put(path, number(len(text)) + text)
             case TensorNode(dtype=torch.bool), Tensor():
                 mask = leaf.detach().cpu().numpy()
-                self._block(path, self._masks([mask]), entropy.mask_bits([mask]))
+                data = self._masks([mask])
+                self._put(path, number(len(data)) + data, entropy.mask_bits([mask]))
             case TensorNode(), Tensor():
                 self._numbers(path, node, leaf)
             case PackedNode(), Packed():
                 for name, tensor in zip(node.names, node.tensors, strict=True):
                     values = leaf.values[name]
-                    self._put(path, number(values.numel()), 0)
-                    self._numbers(f"{path}[{name}]", tensor, values)
+                    where = f"{path}[{name}]"
+                    self._put(where, number(values.numel()), 0)
+                    self._numbers(where, tensor, values)
+            case DrawnNode(), Drawn():
+                self._put(path, struct.pack(STRUCT["int"], leaf.seed))
+                for name in node.names:
+                    self._put(f"{path}[{name}]", number(leaf.kept[name]))
             case MasksNode(), Revision():
                 self._revision(path, leaf)
             case MasksNode(), dict():
-                masks = arrays(leaf)
-                self._block(path, self._masks(masks), entropy.mask_bits(masks))
+                self._set(path, b"", leaf)
             case _:
                 raise TypeError(f"{path} is a {type(leaf).__name__}, the schema has {node}")
 
@@ -94,29 +111,54 @@ class Writer:
             self._floats[node.dtype.itemsize].append((path, floats.raw(tensor)))
 
     def _revision(self, path: str, leaf: Revision) -> None:
-        masks = arrays(leaf.masks)
         if leaf.base is None:
-            self._put(path, bytes([WHOLE]), 0)
-            self._block(path, self._masks(masks), entropy.mask_bits(masks))
+            self._set(path, bytes([WHOLE]), leaf.masks)
             return
         for name in leaf.masks:
             if name not in leaf.base:
                 raise TypeError(f"{path} builds on masks of {[*leaf.base]}, but has {name!r}")
-        base = arrays({name: leaf.base[name] for name in leaf.masks})
-        self._put(path, bytes([CHANGES]) + fingerprint_of(leaf.base), 0)
-        self._block(path, rice.encode_given(masks, base), entropy.conditional_bits(masks, base))
+        base = {name: leaf.base[name] for name in leaf.masks}
+        self._set(path, bytes([CHANGES]) + fingerprint_of(leaf.base), leaf.masks, base)
+
+    def _set(self, path: str, prefix: bytes, masks: Masks, base: Masks | None = None) -> None:
+        """Masks that travel as one block, whole or as changes of a base."""
+        new, old = arrays(masks), None if base is None else arrays(base)
+        data = self._masks(new) if old is None else rice.encode_given(new, old)
+        data = b"".join([prefix, number(len(data)), data])
+        if self.detail == "field" or not masks:
+            limit = entropy.mask_bits(new) if old is None else entropy.conditional_bits(new, old)
+            self._put(path, data, limit)
+            return
+        self._inline.append(data)
+        limits = entropy.mask_parts(new) if old is None else entropy.conditional_parts(new, old)
+        shares = _shares(new, old)
+        for name, share, limit in zip(masks, shares, limits, strict=True):
+            self._charge(f"{path}[{name}]", 8 * len(data) * share, limit)
 
     def _masks(self, masks: list[Bits]) -> bytes:
         return ans.encode(masks) if self.mode.ans else rice.encode(masks)
-
-    def _block(self, path: str, data: bytes, information: float) -> None:
-        self._put(path, number(len(data)) + data, information)
 
     def _put(self, path: str, data: bytes, information: float | None = None) -> None:
         self._inline.append(data)
         self._charge(path, 8 * len(data), 8 * len(data) if information is None else information)
 
     def _charge(self, path: str, sent: float, information: float) -> None:
-        field = field_of(path)
-        self.sent[field] = self.sent.get(field, 0) + sent
-        self.information[field] = self.information.get(field, 0) + information
+        row = field_of(path) if self.detail == "field" else path
+        self.sent[row] = self.sent.get(row, 0) + sent
+        self.information[row] = self.information.get(row, 0) + information
+
+
+def _shares(masks: list[Bits], base: list[Bits] | None) -> list[float]:
+    """How the bits of one block are divided among its masks: by the entropy that each has alone.
+
+    Where none has any, as with empty masks, by their sizes.
+    """
+    if base is None:
+        alone = [entropy.mask_bits([mask]) for mask in masks]
+    else:
+        pairs = zip(masks, base, strict=True)
+        alone = [entropy.conditional_bits([new], [old]) for new, old in pairs]
+    for weights in (alone, [mask.size for mask in masks]):
+        if total := math.fsum(weights):
+            return [weight / total for weight in weights]
+    return [1 / len(masks)] * len(masks)
