@@ -1,0 +1,59 @@
+"""How far masks are apart, how dense their layers are, and masks that are a given way apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from gossamer.core import Key, Masks
+from gossamer.masks.algebra import Change, count, without
+from gossamer.masks.densities import Densities, meant
+from gossamer.masks.select import grow_random
+
+
+def layer_densities(masks: Masks) -> Densities:
+    """The active share of each layer, exactly: FLASH's sensitivity of layers."""
+    return {
+        name: Fraction(active, max(masks[name].numel(), 1)) for name, active in count(masks).items()
+    }
+
+
+def mismatch(first: Masks, second: Masks) -> float:
+    """The Jaccard distance of two sets of masks, all layers together; 0 if both are empty."""
+    pairs = [_overlap(mask, second[name]) for name, mask in first.items()]
+    return _distance(sum(both for both, _ in pairs), sum(either for _, either in pairs))
+
+
+def layer_mismatch(first: Masks, second: Masks) -> dict[str, float]:
+    """The Jaccard distance in each layer; their mean is not that of the whole."""
+    return {name: _distance(*_overlap(mask, second[name])) for name, mask in first.items()}
+
+
+def churn(key: Key, masks: Masks, distance: float, layers: Collection[str] | None = None) -> Change:
+    """Swaps weights at random until layers are at a Jaccard distance from before, counts unchanged.
+
+    To be `distance` apart, a mask of k weights exchanges k * distance / (2 - distance) of them; a
+    layer that has less room than that exchanges what it can.
+    """
+    share = meant(distance)
+    if not 0 <= share <= 1:
+        raise ValueError(f"a Jaccard distance is between 0 and 1, not {distance}")
+    swaps = {}
+    for name, active in count(masks).items():
+        moves = layers is None or name in layers
+        wanted = round(active * share / (2 - share)) if moves else 0
+        swaps[name] = min(wanted, masks[name].numel() - active)
+    # What leaves is drawn as what enters is: from the inactive entries of the opposite mask.
+    gone = grow_random(key.fold("leave"), {name: ~mask for name, mask in masks.items()}, swaps)
+    return Change.of(masks, without(masks, gone), grow_random(key.fold("enter"), masks, swaps))
+
+
+def _overlap(first: Tensor, second: Tensor) -> tuple[int, int]:
+    return int(torch.count_nonzero(first & second)), int(torch.count_nonzero(first | second))
+
+
+def _distance(both: int, either: int) -> float:
+    return 1 - both / either if either else 0.0
