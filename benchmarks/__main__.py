@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import masks, scale, speed, wire
+from benchmarks import masks, scale, speed, thresholds, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "scale": scale.measure,
     "masks": masks.measure,
     "wire": wire.measure,
+    "thresholds": thresholds.measure,
 }
 
 

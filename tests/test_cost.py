@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer import Task
+from gossamer import Client, Key, Task, sample
 from gossamer.cost import (
     FLOPS,
     NETWORKS,
@@ -24,6 +24,8 @@ from gossamer.cost import (
     mask_bits,
     paper_bits,
     paper_rows,
+    stale_share,
+    visitors,
 )
 from gossamer.layout import Layout
 from gossamer.methods.dense import Up
@@ -89,6 +91,24 @@ def test_costs_add_up() -> None:
     assert len(fields(Cost)) == 8 and one + Cost() == one
 
 
+@pytest.mark.parametrize(("clients", "every"), [(3, 1), (3, 5), (10, 4), (30, 2)])
+def test_expected_shares_of_stale_masks_and_of_visitors(clients: int, every: int) -> None:
+    """Against cohorts drawn as methods draw them; a stale client is one that missed the change."""
+    pool, rounds = [Client(id, 1) for id in range(30)], 1200
+    held, sent = dict.fromkeys(range(30), -1), 0
+    for round in range(rounds):
+        for client in sample(Key(0).fold(round), pool, clients):
+            sent += held[client.id] != round // every
+            held[client.id] = round // every
+    assert sent / (rounds * clients) == pytest.approx(stale_share(clients / 30, every), rel=0.03)
+    tries = 300
+    seen = sum(
+        len({c.id for round in range(every) for c in sample(Key(turn).fold(round), pool, clients)})
+        for turn in range(tries)
+    )
+    assert seen / tries == pytest.approx(visitors(30, clients, every), rel=0.03)
+
+
 # operations --------------------------------------------------------------------------------------
 
 
@@ -142,7 +162,8 @@ def test_a_masked_layer_costs_its_density(kept: int) -> None:
 def test_every_convention_by_hand(model: FlopsModel, factor: float, extra: int) -> None:
     layout = Task.of(nn.Linear(5, 8), torch.zeros(2, 5)).layout
     work = Effort(layout, {"weight": 0.25}, examples=21, steps=6, per_epoch=3)
-    updates = 0.25 * 40 * 3 + 2.5 * 40 + 8 * 3
+    updated = 1.0 if model == "spafl-eq36" else 0.25  # the equation updates every weight
+    updates = updated * 40 * 3 + 2.5 * 40 + 8 * 3
     assert FLOPS[model](work) == pytest.approx(factor * 40 * 21 + extra * updates)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer.layout import Layout, Leaf
+from gossamer.layout import Input, Layout, Leaf
 
 
 class Tied(nn.Module):
@@ -234,6 +236,25 @@ def test_lazy_modules_empty_batches_and_wrong_shapes_are_refused() -> None:
         Layout.trace(nn.Linear(3, 1), torch.zeros(0, 3))
     with pytest.raises(ValueError, match=r"Linear does not accept inputs of shape \(4,\)"):
         Layout.trace(nn.Linear(3, 1), torch.zeros(2, 4))
+
+
+def test_a_layout_remembers_what_an_example_looks_like() -> None:
+    layout = Layout.trace(nn.Conv2d(4, 6, 3), torch.zeros(5, 4, 9, 9))
+    assert layout.input == Input((4, 9, 9), torch.float32)
+    assert layout.choose([]).input == layout.input
+    blank = layout.input.blank(1000)
+    assert blank.shape == (1000, 4, 9, 9) and not blank.any()
+    assert blank.untyped_storage().nbytes() == 4 * 4 * 9 * 9
+    tokens = Layout.trace(Tied(), torch.zeros(2, 6, dtype=torch.long)).input.blank(3)
+    assert tokens.shape == (3, 6) and tokens.dtype == torch.long
+
+
+def test_layouts_are_equal_when_all_they_tell_is() -> None:
+    one, two, other = (
+        Layout.trace(nn.Conv2d(4, 6, 3), torch.zeros(2, 4, size, size)) for size in (9, 9, 8)
+    )
+    assert one == two == copy.deepcopy(one) == pickle.loads(pickle.dumps(one))
+    assert one != other and hash(one.input) == hash(two.input)
 
 
 class TestPrunable:

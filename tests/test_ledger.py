@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.cost import Accounting, MaskCode, mask_bits, paper_bits
+from gossamer.cost import Accounting, MaskCode, mask_bits, paper_bits, stale_share, visitors
 from gossamer.layout import Layout
 from gossamer.models import build
-from gossamer.wire import Packed
+from gossamer.wire import Drawn, Packed
 from paper_models import COLOUR, CONVOLUTIONS, GREY, flash, layout_of, pffdst
 
 GIGABIT, GIB = 1e9, 2**33
@@ -254,6 +254,22 @@ def test_flash_uploads() -> None:
     assert 10 * paper_bits(sensitivities) == 6_400
 
 
+def test_flash_downloads_carry_a_mask_where_it_is_stale() -> None:
+    """C3: a tenth of the clients a round; masks that change every fifth round, or every round."""
+    assert stale_share(0.1, 5) == pytest.approx(0.81902, abs=5e-6)
+    assert stale_share(0.1, 1) == pytest.approx(1)
+    values, mask = (paper_bits(Sparse.of(flash(), 0.05, mask=each)) for each in (False, True))
+    mean = values + stale_share(0.1, 5) * (mask - values)
+    assert mean == pytest.approx(18_326_131.2 + 0.81902 * 11_159_232, abs=100)
+
+
+def test_flash_first_masks_may_travel_as_a_seed() -> None:
+    """They are random: 64 bits and a number for each of 20 layers."""
+    layout = flash()
+    shapes = {name: layout[name].shape for name in layout.prunable}
+    assert paper_bits(Drawn(1, counts(layout, 0.05), shapes)) == 64 + 32 * 20
+
+
 def test_zerofl_uploads_indices_with_its_values() -> None:
     for density, wanted in ((0.3, 1.6652), (0.25, 1.9974)):
         record = Sparse.of(flash(), density, mask=True)
@@ -291,6 +307,8 @@ def test_pffdst_sends_nine_sixteenths_of_its_density(sparsity: float, share: flo
     mean = (bits[0] + 3 * bits[1]) / 4 / dense
     assert mean == pytest.approx(share, abs=1e-6)
     assert (1 - sparsity) / mean == pytest.approx(16 / 9, abs=1e-4)
+    later = (bits[0] + bits[1]) / 2 / dense  # readjusting for half of each phase
+    assert (1 - sparsity) / later == pytest.approx(1.6, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +325,13 @@ def test_delivery_of_what_is_frozen() -> None:
     """C8: a tenth of the weights and a bitmap to 400 clients."""
     record = Sparse.of(layout_of("lenet_cifar", COLOUR, 10), 0.1, dense=False, mask=True)
     assert 400 * paper_bits(record) / 8 == 164_171_700
+
+
+def test_expected_deliveries_of_what_is_frozen() -> None:
+    """C8: the second phase of 350 rounds reaches everybody, 20 clients a round."""
+    assert visitors(200, 20, 175) == pytest.approx(200 * (1 - 0.9**175)) == pytest.approx(200.0)
+    assert round(visitors(400, 20, 175)) == 400  # LeNet's pool, of which a round sees a twentieth
+    assert visitors(400, 20, 1) == pytest.approx(20)
 
 
 # FedSparse ---------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -361,3 +363,26 @@ def test_copies_compute_independently_in_threads() -> None:
     for one, other in zip(alone, together, strict=True):
         assert same(one, other)
     assert not same(alone[0], alone[1])
+
+
+CRASHES = """
+import torch
+from torch import nn
+from gossamer import Batch, Key, Task
+
+torch.set_num_threads(1)
+net = nn.Sequential(nn.Conv2d(4, 8, 1, 2, bias=False), nn.Flatten(), nn.Linear(128, 3))
+x = torch.randn(16, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+task = Task.of(net, x)
+params = task.own(task.init(Key(0)))
+batch = Batch(x, torch.zeros(16, dtype=torch.int64), Key(1), 0, 1, 0, 1.0, 1)
+for _ in range(200):
+    task.gradients(params, batch)
+    kept = [torch.randn(size) for size in range(1, 200, 7)]
+"""
+
+
+def test_small_strided_convolutions_do_not_break_the_process() -> None:
+    """torch 2.13 corrupts its heap in these when channels come last."""
+    found = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr.decode()[-300:]

@@ -21,7 +21,7 @@ from gossamer.core import (
 from gossamer.engine import Options, Summary, run
 from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.methods import METHODS, FedAvg, FedAvgM, FedOpt, FedProx
+from gossamer.methods import METHODS, FedAvg, FedAvgM, FedOpt, FedProx, LGFedAvg, SpaFL
 from gossamer.optim import Training
 from gossamer.task import Gradients, Task
 
@@ -41,12 +41,14 @@ __all__ = [
     "Gradients",
     "Job",
     "Key",
+    "LGFedAvg",
     "Layout",
     "Masks",
     "Method",
     "Options",
     "Params",
     "Result",
+    "SpaFL",
     "Summary",
     "Task",
     "Training",

@@ -178,6 +178,9 @@ class Method(Protocol[S, C, D, W, U]):
     """A federated method: four functions of the server, three of a client, one of anyone.
 
     All are pure, except that `step` may update its `work` in place: it consumes it.
+
+    A method whose replies take several forms, or cannot be told from a first visit, may also have
+    `replies(ctx, down)`: one example of each `up` that may answer `down`. The server refuses others.
     """
 
     # server

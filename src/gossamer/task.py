@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -89,11 +90,14 @@ class Task:
 
     def own(self, params: Params) -> Params:
         """A private copy that may be updated in place, where and how arithmetic is fastest."""
-        return {name: _fast(tensor, self.device) for name, tensor in params.items()}
+        formats = self._formats
+        return {name: _fast(tensor, self.device, formats) for name, tensor in params.items()}
 
     def logits(self, params: Params, x: Tensor, key: Key | None = None) -> Tensor:
         """The module's output; with a key in training mode, its dropout drawn from the key."""
         runner = self._bound(params, key)
+        if self._formats is torch.contiguous_format:
+            x = x.contiguous()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
             out = runner.module(x)
         return cast(Tensor, out.float())
@@ -131,6 +135,19 @@ class Task:
                 [masks[name].to(grads[name].dtype) for name in names],
             )
         return Gradients(value.detach(), grads)
+
+    @cached_property
+    def _formats(self) -> torch.memory_format:
+        """How images and filters are laid out: channels last, where that is safe.
+
+        torch 2.13 writes beyond its memory in strided 1 x 1 convolutions of 2 to 6 channels that
+        are laid out so; a model that has one is laid out the other way.
+        """
+        risky = any(
+            leaf.kind == "conv" and leaf.shape[2:] == (1, 1) and 1 < leaf.shape[1] < 7
+            for leaf in self.layout.leaves.values()
+        )
+        return torch.contiguous_format if risky else torch.channels_last
 
     def _bound(self, params: Params, key: Key | None) -> _Runner:
         runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
@@ -186,8 +203,8 @@ def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str,
     return slots
 
 
-def _fast(tensor: Tensor, device: str) -> Tensor:
-    layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+def _fast(tensor: Tensor, device: str, images: torch.memory_format) -> Tensor:
+    layout = images if tensor.dim() == 4 else torch.contiguous_format
     return tensor.detach().to(device).clone(memory_format=layout)
 
 

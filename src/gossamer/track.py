@@ -26,6 +26,8 @@ def scalars(event: Event) -> dict[str, float]:
                 "loss/global": event.global_loss,
                 "accuracy/personal_mean": event.personal_mean,
                 "accuracy/personal_worst_decile": event.personal_worst_decile,
+                "accuracy/valid_mean": event.valid_mean,
+                "density/personal": event.personal_density,
             }
             return {name: value for name, value in found.items() if value is not None}
         case _:

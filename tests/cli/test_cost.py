@@ -64,6 +64,28 @@ def test_a_model_can_be_priced_without_its_data(gossamer: Command) -> None:
     assert price["paper_up"] == 32 * (83_700 + 480) * 10 * 500  # trained, and running statistics
 
 
+def test_lines_of_tensors_add_up_to_lines_of_fields(gossamer: Command) -> None:
+    words = ["--model", "mlp:hidden=16", "--pool", "20", "--clients", "4", "--rounds", "3"]
+    fields = gossamer("cost", "fedavg", *words, "--json").json
+    told = gossamer("cost", "fedavg", *words, "--by", "tensor", "--json")
+    tensors = told.json
+    assert (fields["by"], tensors["by"]) == ("field", "tensor")
+    assert tensors["bits"] == fields["bits"] and tensors["flops"] == fields["flops"]
+    leaves = [line["leaf"] for line in tensors["lines"] if line["direction"] == "up"]
+    names = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    assert leaves == ["header", *(f"params[{name}]" for name in names)]
+    for line in fields["lines"]:
+        for column in ("sent", "information", "paper"):
+            parts = [
+                each[column]
+                for each in tensors["lines"]
+                if each["direction"] == line["direction"]
+                and each["leaf"].partition("[")[0] == line["leaf"]
+            ]
+            assert sum(parts) == pytest.approx(line[column])
+    assert "params[fc1.weight]" in told.out
+
+
 def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
     gossamer("run", "fedavg", *SMALL, "--out", "a", "--quiet", "--network", "4g")
     finished = [event for event in events("a") if event["event"] == "client-finished"]
@@ -92,6 +114,7 @@ def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
         ("cost fedavg --shape 3xx", "--shape is e.g. 3x32x32"),
         ("cost fedavg --data npz:mine.npz", "say --shape, --classes and --examples"),
         ("cost fedavg --wire f8", "--wire is f32 or f16"),
+        ("cost fedavg --by weight", "--by: invalid choice: 'weight'"),
         ("run fedavg --wire f32+zst", "did you mean 'zstd'?"),
         ("run fedavg --network 6g", "--network is one of 4g, wifi, iot"),
         ("run fedavg --network up=1,down=1,latency=0,flops=0", "needs positive speeds"),

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_pipe_gets_the_line_of_a_round_as_soon_as_it_is_evaluated() -> None:
     lines.emit(evaluated(1), CLOCK)
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("round 1/5") and "accuracy 0.8123" in line and "2 Gbit" in line
+
+
+def test_the_validation_figure_is_shown_where_there_is_one() -> None:
+    stream = io.StringIO()
+    lines = Lines(5, stream)
+    for round, valid in ((1, 0.4321), (2, None)):
+        lines.emit(finished(round), CLOCK)
+        lines.emit(replace(evaluated(round), valid_mean=valid), CLOCK)
+    first, second = stream.getvalue().splitlines()
+    assert "personal 0.7654  valid 0.4321  2 Gbit" in first and "valid" not in second
 
 
 def test_a_pipe_gets_one_line_a_round_however_often_rounds_are_evaluated() -> None:

@@ -44,12 +44,49 @@ def test_the_same_command_twice_gives_the_same_log_and_state(gossamer: Command) 
     assert events("a") == events("b") != events("c")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedopt"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedopt", "lg_fedavg"])
 def test_the_number_of_workers_changes_nothing(gossamer: Command, method: str) -> None:
     one = gossamer("run", method, *SMALL, "--out", "a", "--workers", "1", "--json").json
     two = gossamer("run", method, *SMALL, "--out", "b", "--workers", "2", "--json").json
     assert one["state_hash"] == two["state_hash"]
     assert events("a") == events("b")
+
+
+def test_a_round_can_be_chosen_on_validation_data(gossamer: Command) -> None:
+    words = ["--valid", "0.2", "--select", "valid"]
+    found = gossamer("run", "lg_fedavg", *SMALL, *words, "--rounds", "6", "--out", "a", "--json")
+    assert found.code == 0 and "  valid 0." in found.out
+    log = {event["round"]: event for event in events("a") if event["event"] == "evaluated"}
+    accuracy = found.json["accuracy"]
+    chosen = log[accuracy["best_round"]]
+    assert chosen["valid_mean"] == max(event["valid_mean"] for event in log.values())
+    assert accuracy["best"] == chosen["personal_mean"] and found.json["select"] == "valid"
+    told = dict(line.split("  ", 1) for line in found.out.splitlines() if "  " in line)
+    assert told["best round, chosen on validation data"].strip() == str(accuracy["best_round"])
+    assert f"({accuracy['best_worst_decile']:.4f})" in told["worst decile, last (at best round)"]
+    again = gossamer("run", "a/config.toml", "--out", "b", "--json").json
+    assert again["accuracy"] == accuracy and events("a") == events("b")
+
+
+def test_the_outcome_is_told_with_its_best_round_and_what_it_cost(gossamer: Command) -> None:
+    found = gossamer("run", "fedavg", *SMALL, "--out", "a", "--json")
+    accuracy = found.json["accuracy"]
+    told = dict(line.split("  ", 1) for line in found.out.splitlines() if "  " in line)
+    assert told["best round, chosen on test data"].strip() == str(accuracy["best_round"])
+    assert f"{accuracy['best']:.4f}" in told["accuracy there, on test data"]
+    last, best = accuracy["personal_worst_decile"], accuracy["best_worst_decile"]
+    assert told["worst decile, last (at best round)"].strip() == f"{last:.4f} ({best:.4f})"
+    assert told["density, last (at best round)"].strip() == "1.0000 (1.0000)"
+    assert "Mbit / " in told["as the paper counts"] and "density of all" not in found.out
+
+
+def test_the_global_model_can_be_left_out(gossamer: Command) -> None:
+    plain = gossamer("run", "lg_fedavg", *SMALL, "--out", "a", "--json").json
+    found = gossamer("run", "lg_fedavg", *SMALL, "--no-global-model", "--out", "b", "--json").json
+    assert plain["state_hash"] == found["state_hash"]
+    assert found["accuracy"]["global"] is None and found["accuracy"]["global_best"] is None
+    assert found["accuracy"]["personal_mean"] == plain["accuracy"]["personal_mean"]
+    assert found["accuracy"]["best"] == plain["accuracy"]["best"]
 
 
 def test_a_run_directory_holds_what_resuming_and_reporting_need_and_no_more(

@@ -25,13 +25,16 @@ from gossamer import (
     Params,
     Result,
     Training,
+    merge,
     option,
     sample,
 )
 from gossamer.check import PROMISES, Finding, check
+from gossamer.core import Masks
 from gossamer.methods import dense
 from gossamer.methods.dense import Down, Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.wire import Packed, Revision, pack
 
 KEPT: dict[Any, Any] = {}
 """Where bad methods hide their state."""
@@ -97,6 +100,35 @@ class WrongMask(FedAvg):
 class TensorMetric(FedAvg):
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         return replace(super().finish(ctx, work), metrics={"loss": torch.ones(1)})  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class SendsMoreAfterSteps(FedAvg):
+    """A form that shows only once a client has trained."""
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        found = super().finish(ctx, work)
+        more = {"loss": work.loss} if work.examples else {}
+        return replace(found, up=Up({**found.up.params, **more}))
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        mean = merge.mean((each.up.params, float(each.client.examples)) for each in exchanges)
+        return Server({name: mean.get(name, tensor) for name, tensor in state.params.items()})
+
+
+@dataclass(frozen=True)
+class SaysSo(SendsMoreAfterSteps):
+    """The same, but the server is told."""
+
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+        return [Up({**down.params, "loss": torch.zeros(())}), Up(down.params)]
+
+
+@dataclass(frozen=True)
+class NeedsItsOwnData(FedAvg):
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        assert ctx.own.train.x.any(), "there are no data"
+        return super().begin(ctx, down, local)
 
 
 # hidden state and randomness --------------------------------------------------------------------
@@ -329,6 +361,16 @@ BAD: list[tuple[Any, str, str]] = [
     (WrongMask(), "records can be encoded", "a mask '0.weight'"),
     (TensorMetric(), "records can be encoded", "a metric that is not a number"),
     (Unannounced(), "records are named in signatures", "Down cannot be read back.*Mystery"),
+    (
+        SendsMoreAfterSteps(),
+        "replies are what the server expects",
+        r"reply of client \d+ in round 1 would be refused: params\[loss\] is not expected",
+    ),
+    (
+        NeedsItsOwnData(),
+        "replies are what the server expects",
+        "RuntimeError: the server cannot tell how NeedsItsOwnData answers a Down: .*no data",
+    ),
     (CountsGlobally(), "calls can be repeated", "begin of client .* when it is called again"),
     (RemembersClients(), "calls can be repeated", "when (it is called again|all is done again)"),
     (HidesOnSelf(), "calls can be repeated", "when (it is called again|all is done again)"),
@@ -392,6 +434,39 @@ def test_a_check_touches_neither_global_generators_nor_threads() -> None:
     assert all(finding.ok for finding in check(FedAvg(training=Training(lr=0.1)), rounds=2))
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert torch.get_num_threads() == 2
+
+
+def test_a_method_that_names_its_forms_keeps_every_promise() -> None:
+    assert [finding for finding in check(SaysSo()) if not finding.ok] == []
+
+
+@dataclass(frozen=True)
+class SparseServer:
+    params: Params
+    masks: Masks
+    values: Packed
+    change: Revision
+
+
+@dataclass(frozen=True)
+class KeepsMasks(FedAvg):
+    """The server's state has parts of every kind, which must be comparable."""
+
+    def init(self, ctx: Ctx) -> Any:
+        return self._state(super().init(ctx).params)
+
+    def merge(self, ctx: Ctx, state: Any, exchanges: Iterable[Exchange[Down, Up]]) -> Any:
+        return self._state(super().merge(ctx, Server(state.params), exchanges).params)
+
+    def _state(self, params: Params) -> SparseServer:
+        masks = {name: tensor.abs() > 0.01 for name, tensor in params.items()}
+        return SparseServer(params, masks, pack(params, masks), Revision(masks))
+
+
+def test_states_with_masks_and_packed_values_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    only("order of arrival does not matter", monkeypatch)
+    found = outcome(KeepsMasks(), "order of arrival does not matter")
+    assert found.ok, found.detail
 
 
 def test_findings_come_one_by_one() -> None:

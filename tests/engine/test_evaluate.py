@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Params, Task, run
-from gossamer.engine.evaluate import CHUNK, Evaluator, mark, mark_all, worst_decile
-from gossamer.engine.events import Evaluated
+from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
+from gossamer.engine.evaluate import CHUNK, Evaluator, density, mark, mark_all, worst_decile
 from gossamer.engine.store import Store
-from gossamer.engine.summary import best
 from gossamer.engine.workers import Workers
-from gossamer.methods.dense import Local
+from gossamer.methods.dense import Local, Up, Work
 from gossamer.methods.fedavg import Server
 from gossamer.wire import dump, record_types
 from helpers import Toy, fedavg, linear, mlp, normed, server_ctx
@@ -44,7 +42,7 @@ def test_the_global_figures_are_means_over_the_servers_test_set(
 ) -> None:
     task, federation = linear(), Toy(test=2 * CHUNK + 7)
     params = task.init(Key(1))
-    evaluate = Evaluator(METHOD, federation, workers, personal=False)
+    evaluate = Evaluator(METHOD, federation, workers, Options(personal=False))
     store = Store(tmp_path, record_types(METHOD))
     found = evaluate(server_ctx(task, 4), Server(params), store)
     test = federation.test
@@ -62,7 +60,7 @@ def test_the_personal_figures_count_every_client_the_same(
     task = linear()
     federation = Toy(pool=23, test=100, own_test=7, rows=rows)
     params = task.init(Key(1))
-    evaluate = Evaluator(METHOD, federation, workers, personal=True)
+    evaluate = Evaluator(METHOD, federation, workers, Options())
     store = Store(tmp_path, record_types(METHOD))
     found = evaluate(server_ctx(task), Server(params), store)
     each = [right(params, federation.client(id).test).mean().item() for id in range(23)]
@@ -105,7 +103,7 @@ class Gaps(Toy):
 def test_clients_without_test_data_are_left_out(
     workers: Workers, tmp_path: Path, rows: bool
 ) -> None:
-    evaluate = Evaluator(METHOD, Gaps(rows=rows), workers, personal=True)
+    evaluate = Evaluator(METHOD, Gaps(rows=rows), workers, Options())
     found = evaluate(
         server_ctx(linear()),
         Server(linear().init(Key(1))),
@@ -117,7 +115,7 @@ def test_clients_without_test_data_are_left_out(
 def test_without_a_server_test_set_only_clients_are_tested(
     workers: Workers, tmp_path: Path
 ) -> None:
-    evaluate = Evaluator(METHOD, Toy(test=0), workers, personal=True)
+    evaluate = Evaluator(METHOD, Toy(test=0), workers, Options())
     found = evaluate(
         server_ctx(linear()),
         Server(linear().init(Key(1))),
@@ -127,27 +125,79 @@ def test_without_a_server_test_set_only_clients_are_tested(
     assert found.clients == 6 and found.personal_mean is not None
 
 
+PASSES: list[int] = []
+"""How many examples each forward pass had."""
+
+
+class Counted(nn.Module):
+    """Normalises, so that it has running statistics, and notes that it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        PASSES.append(len(x))
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def passes(evaluate: Evaluator, ctx: Ctx, state: Server, store: Store) -> list[int]:
+    """The forward passes of an evaluation, but for that of the global model."""
+    PASSES.clear()
+    evaluate(ctx, state, store)
+    assert PASSES[0] == 100
+    return PASSES[1:]
+
+
 def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -> None:
-    task, federation = normed(), Toy(rows=True)
+    task, federation = Task.of(Counted(), torch.zeros(2, 5)), Toy(rows=True)
     method = replace(METHOD, buffers="local")
     ctx, workers = server_ctx(task), Workers(task, 1)
-    evaluate = Evaluator(method, federation, workers, personal=True)
+    evaluate = Evaluator(method, federation, workers, Options())
     store = Store(tmp_path, record_types(method))
-    state = Server(task.init(Key(1)))
-    buffers = task.buffers()
-    for client in (1, 4):
-        own = Local({name: t + client for name, t in buffers.items()})
-        store.put(client, 1, dump(own))
+    state, other = Server(task.init(Key(1))), Server(task.init(Key(2)))
+
+    def keep(client: int, round: int, number: float) -> None:
+        own = {name: tensor + number for name, tensor in task.buffers().items()}
+        store.put(client, round, dump(Local(own)))
+
+    keep(1, 1, 1.0)
+    keep(4, 1, 4.0)
     federation.asked.clear()
-    first = evaluate(ctx, state, store)
-    assert federation.asked == [1, 4]  # the others' test data are rows of the server's
-    assert evaluate(ctx, state, store) == first
-    assert federation.asked == [1, 4]
-    store.put(4, 2, dump(Local({name: t + 9 for name, t in buffers.items()})))
-    evaluate(ctx, state, store)
-    assert federation.asked == [1, 4, 4]
-    evaluate(ctx, Server(task.init(Key(2))), store)
-    assert federation.asked == [1, 4, 4, 1, 4]
+    assert passes(evaluate, ctx, state, store) == [17, 16]
+    assert passes(evaluate, ctx, state, store) == []
+    keep(4, 2, 9.0)
+    assert passes(evaluate, ctx, state, store) == [16]
+    assert passes(evaluate, ctx, state, store) == []
+    assert federation.asked == []  # test data are rows of the server's: nobody's were gathered
+    assert passes(evaluate, ctx, other, store) == [17, 16]
+    assert passes(evaluate, ctx, state, store) == [17, 16]
+    # After a round in which all models changed, none is digested: one that stays is run once more.
+    assert passes(evaluate, ctx, state, store) == [17, 16]
+    assert passes(evaluate, ctx, state, store) == []
+    fresh = Evaluator(method, federation, workers, Options())
+    assert evaluate(ctx, state, store) == fresh(ctx, state, store)
+
+
+def test_a_model_that_changed_where_no_glance_falls_is_evaluated_again(tmp_path: Path) -> None:
+    """Weights of 20 x 500 numbers, of which a glance sees every 157th; one other one changes."""
+    module = nn.Sequential(nn.Linear(5, 20), nn.BatchNorm1d(20), nn.Linear(20, 500))
+    task, federation = Task.of(module, torch.zeros(2, 5)), Toy(rows=True)
+    method = replace(METHOD, buffers="local")
+    ctx, workers = server_ctx(task), Workers(task, 1)
+    evaluate = Evaluator(method, federation, workers, Options())
+    store = Store(tmp_path, record_types(method))
+    store.put(0, 1, dump(Local(task.buffers())))
+    params = task.init(Key(1))
+    changed = params["2.weight"].clone()
+    changed[federation.test.y[0], 1] = 1e9  # the second number of a row of twenty
+    first = evaluate(ctx, Server(params), store)
+    second = evaluate(ctx, Server({**params, "2.weight": changed}), store)
+    fresh = Evaluator(method, federation, workers, Options())
+    assert second == fresh(ctx, Server({**params, "2.weight": changed}), store)
+    assert second.personal_mean != first.personal_mean
 
 
 def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> None:
@@ -159,7 +209,7 @@ def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> N
     store = Store(tmp_path, record_types(method))
     local = Local({"1.running_mean": torch.arange(8.0) - 4, "1.running_var": torch.full((8,), 0.1)})
     store.put(2, 1, dump(local))
-    found = Evaluator(method, federation, workers, personal=True)(ctx, state, store)
+    found = Evaluator(method, federation, workers, Options())(ctx, state, store)
     each = []
     for id in range(6):
         model = method.model(ctx, state, local if id == 2 else None)
@@ -225,27 +275,78 @@ def test_a_parameter_without_dimensions_is_trained_sent_and_evaluated() -> None:
     assert summary.accuracy["personal_mean"] is not None
 
 
-def figures(round: int, shared: float | None, personal: float | None) -> Evaluated:
-    return Evaluated(round, shared, None, personal, None, None, 0)
+def halved(task: Task, key: Key) -> Params:
+    """Parameters with every other row of the prunable ones zero."""
+    params = task.init(key)
+    for name in task.layout.prunable:
+        params[name][::2] = 0
+    return params
 
 
-def test_the_best_figures_stay_beside_the_last() -> None:
-    accuracy = best({}, figures(0, 0.2, 0.5))
-    accuracy = best(accuracy, figures(1, 0.6, 0.4))
-    accuracy = best(accuracy, figures(2, 0.3, 0.3))
-    assert accuracy["global"] == 0.3 and accuracy["personal_mean"] == 0.3
-    assert accuracy["global_best"] == accuracy["best"] == 0.6
-    assert accuracy["personal_best"] == 0.5 and accuracy["best_round"] == 1
+def test_density_is_the_share_of_prunable_weights_that_are_not_zero() -> None:
+    task = mlp()
+    dense, half = task.init(Key(1)), halved(task, Key(1))
+    kept = 4 * 5 + 1 * 8
+    assert density(task.layout, dense) == 1.0
+    assert density(task.layout, half) == kept / (5 * 8 + 8 * 3)
+    assert density(task.layout, Ensemble((dense, half), (1.0, 1.0))) == (64 + kept) / 128
+    bare = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), prunable=lambda leaf: False)
+    assert density(bare.layout, bare.init(Key(1))) == 1.0
 
 
-def test_a_global_model_that_is_never_right_is_still_the_one_reported() -> None:
-    accuracy = best({}, figures(0, 0.0, 0.5))
-    assert accuracy["best"] == 0.0 and accuracy["best_round"] == 0
+@dataclass(frozen=True)
+class Kept:
+    params: Params
 
 
-def test_without_a_global_figure_the_personal_one_is_best() -> None:
-    accuracy = best(best({}, figures(0, None, 0.5)), figures(3, None, 0.7))
-    assert accuracy["best"] == 0.7 and accuracy["best_round"] == 3
+@dataclass(frozen=True)
+class Alone(FedAvg):
+    """Its model is what a client kept, and the server's for one that kept nothing."""
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Kept]:  # type: ignore[override]
+        return Result(Up(work.params), Kept(work.params))
+
+    def model(self, ctx: Ctx, state: Server, local: Kept | None) -> Params:  # type: ignore[override]
+        return local.params if local else state.params
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_personal_density_counts_every_client(
+    workers: Workers, tmp_path: Path, rows: bool
+) -> None:
+    """Six clients, three without test data; two keep a model, one of them half as dense."""
+    task = linear()
+    method, federation = Alone(), Gaps(rows=rows)
+    store = Store(tmp_path, record_types(method))
+    state = Server(task.init(Key(1)))
+    evaluate = Evaluator(method, federation, workers, Options())
+    assert evaluate(server_ctx(task), state, store).personal_density is None
+    store.put(1, 1, dump(Kept(halved(task, Key(2)))))
+    store.put(2, 1, dump(Kept(task.init(Key(3)))))
+    found = evaluate(server_ctx(task), state, store)
+    assert found.personal_density == pytest.approx((5 + 1 / 3) / 6)
+    assert evaluate(server_ctx(task), state, store) == found
+    without = Evaluator(method, federation, workers, Options(personal=False))
+    assert without(server_ctx(task), state, store).personal_density is None
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_without_the_global_model_personal_figures_are_the_same(
+    workers: Workers, tmp_path: Path, rows: bool
+) -> None:
+    task = linear()
+    method, federation = Alone(), Toy(rows=rows)
+    store = Store(tmp_path, record_types(method))
+    store.put(1, 1, dump(Kept(task.init(Key(2)))))
+    state = Server(task.init(Key(1)))
+    whole, part = (
+        Evaluator(method, federation, workers, Options(global_model=wanted))(
+            server_ctx(task), state, store
+        )
+        for wanted in (True, False)
+    )
+    assert whole.global_accuracy is not None
+    assert part == replace(whole, global_accuracy=None, global_loss=None)
 
 
 def test_training_makes_the_figures_better() -> None:

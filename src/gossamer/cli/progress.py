@@ -28,6 +28,7 @@ class Figures:
         self.round = 0
         self.accuracy: float | None = None
         self.personal: float | None = None
+        self.valid: float | None = None
         self.bits = 0
         self.density = 1.0
         self.speed = 0.0
@@ -50,6 +51,7 @@ class Figures:
                 self._examples = 0
             case Evaluated():
                 self.accuracy, self.personal = event.global_accuracy, event.personal_mean
+                self.valid = event.valid_mean
 
     def left(self) -> str:
         """The time that the remaining rounds will take at the pace so far."""
@@ -63,13 +65,9 @@ class Figures:
 
     def parts(self) -> list[str]:
         """The figures as short texts."""
-        found = []
-        if self.accuracy is not None:
-            found.append(f"accuracy {self.accuracy:.4f}")
-        if self.personal is not None:
-            found.append(f"personal {self.personal:.4f}")
+        shown = {"accuracy": self.accuracy, "personal": self.personal, "valid": self.valid}
         return [
-            *found,
+            *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
             bits(self.bits),
             f"density {self.density:.3g}",
             f"{self.speed:,.0f} examples/s",

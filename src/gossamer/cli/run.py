@@ -113,13 +113,23 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
                 hint = nearest(word, TRACKERS)
                 raise KeyError(f"no tracker {word!r}{hint} known: {', '.join(TRACKERS)}")
         method, task, federation = config.build()
+        wish = config.experiment
+        if not resume:
+            engine.check(
+                method,
+                task,
+                federation,
+                rounds=wish.rounds,
+                seed=wish.seed,
+                options=config.options,
+            )
         checkpoint.ready(out, 2**20)
         name = config.method.rpartition(":")[2]
         sinks = [tracker(word, out, name, warn) for word in trackers]
         if not resume:
             write_atomically(out / "config.toml", config.toml(_command()).encode())
     if not options.quiet:
-        sinks.append(display(config.experiment.rounds, name, out))
+        sinks.append(display(wish.rounds, name, out))
     stop = Stop()
     try:
         with interrupts(stop):
@@ -127,15 +137,15 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
                 method,
                 task,
                 federation,
-                rounds=config.experiment.rounds,
-                seed=config.experiment.seed,
+                rounds=wish.rounds,
+                seed=wish.seed,
                 out=out,
                 name=name,
                 options=config.options,
                 sinks=sinks,
                 stop=stop,
                 resume=resume,
-                wire=Mode.parse(config.experiment.wire),
+                wire=Mode.parse(wish.wire),
             )
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
@@ -220,18 +230,32 @@ def _resume(out: Path) -> str:
 
 def _told(summary: Summary) -> str:
     """The outcome as a few lines."""
-    accuracy = summary.accuracy
+    accuracy, cost = summary.accuracy, summary.cost
+    chosen = "test data" if summary.select == "test" else "validation data"
+    word = "best" if summary.select == "test" else "at best round"
+    number = accuracy["best_round"]
     rows: list[tuple[str, object]] = [
         ("rounds", summary.rounds),
-        ("global accuracy, last (best)", _pair(accuracy["global"], accuracy["global_best"])),
+        (f"best round, chosen on {chosen}", None if number is None else f"{number:.0f}"),
+        ("accuracy there, on test data", accuracy["best"]),
+        (f"global accuracy, last ({word})", _pair(accuracy["global"], accuracy["global_best"])),
         (
-            "personal accuracy, last (best)",
+            f"personal accuracy, last ({word})",
             _pair(accuracy["personal_mean"], accuracy["personal_best"]),
         ),
-        ("personal accuracy, worst decile", accuracy["personal_worst_decile"]),
-        ("density", f"{summary.density:.4g}"),
-        ("sent up / down", f"{bits(summary.cost.up)} / {bits(summary.cost.down)}"),
-        ("FLOPs", f"{summary.cost.flops:.4g}"),
+        (
+            "worst decile, last (at best round)",
+            _pair(accuracy["personal_worst_decile"], accuracy["best_worst_decile"]),
+        ),
+        ("density, last (at best round)", _pair(summary.density, accuracy["best_density"])),
+    ]
+    if accuracy["personal_density"] is not None:
+        both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
+        rows.append(("density of all personal models", both))
+    rows += [
+        ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
+        ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),
+        ("FLOPs", f"{cost.flops:.4g}"),
         ("seconds", f"{summary.seconds:.1f}"),
         ("run", summary.run),
     ]
@@ -244,7 +268,7 @@ def _shown(value: object) -> str:
 
 
 def _pair(last: float | None, best: float | None) -> str:
-    return "-" if last is None or best is None else f"{last:.4f} ({best:.4f})"
+    return "-" if last is None else f"{_shown(last)} ({_shown(best)})"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,22 @@ from torch.nn import functional
 
 from gossamer.core import Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
-from gossamer.engine.client import AnyMethod
+from gossamer.engine.client import AnyMethod, rows
 from gossamer.engine.events import Evaluated
+from gossamer.engine.options import Options
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
+from gossamer.layout import Layout
 from gossamer.task import Task
 
 CHUNK = 500
 """Examples evaluated at once; fixed, so that sums are formed in one order."""
+
+MEMORY = 256 * 2**20
+"""Bytes of clients' own examples that are kept for the next evaluation."""
+
+GLANCE = 64
+"""Numbers of a tensor, spread over it, that are looked at before all of it is."""
 
 Model = Params | Ensemble
 
@@ -33,6 +41,15 @@ class Marks:
 
     right: NDArray[np.bool_]
     loss: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One client's model: its accuracy on the client's own data, and the share of it not zero."""
+
+    test: float | None
+    valid: float | None
+    density: float | None
 
 
 def mark(task: Task, model: Model, examples: Examples) -> Marks:
@@ -62,23 +79,55 @@ def mark_all(workers: Workers, model: Model, examples: Examples) -> Marks:
     )
 
 
+def check_selection(options: Options, federation: Federation) -> None:
+    """Refuses to choose a round on validation data that nobody has or nobody looks at."""
+    if options.select != "valid" or not options.eval_every:
+        return
+    if not options.personal:
+        raise ValueError(
+            "--select valid goes by every client's own validation data, which --no-personal "
+            "leaves out; use one of the two"
+        )
+    held = federation.describe().get("valid")
+    if not isinstance(held, int):
+        held = any(len(federation.client(client.id).valid) for client in federation.pool)
+    if not held:
+        raise ValueError(
+            "--select valid chooses the best round on validation data, but no client has any; "
+            "add e.g. --valid 0.1 to hold back a tenth of each client's training data"
+        )
+
+
 class Evaluator:
-    """Evaluates a run's models; a personal model that did not change keeps its figure."""
+    """Evaluates a run's models; a personal model that did not change keeps its figures."""
 
     def __init__(
-        self, method: AnyMethod, federation: Federation, workers: Workers, personal: bool
+        self,
+        method: AnyMethod,
+        federation: Federation,
+        workers: Workers,
+        options: Options,
     ) -> None:
         self._method = method
         self._federation = federation
         self._workers = workers
-        self._personal = personal
-        self._known: dict[int, tuple[bytes, float]] = {}
+        self._options = options
+        self._valid = options.select == "valid"
+        self._examples = _Examples(federation)
+        self._known: dict[int, _Known] = {}
+        self._settled = True
+        """Whether models tend to stay as they were: only then are digests worth their time."""
 
     def __call__(self, ctx: Ctx, state: Any, store: Store) -> Evaluated:
         shared = self._method.model(ctx, state, None)
         test = self._federation.test
-        marks = mark_all(self._workers, shared, test) if len(test) else None
-        accuracies = self._personal_accuracies(ctx, state, store, shared, marks)
+        wanted = self._options.global_model and len(test)
+        marks = mark_all(self._workers, shared, test) if wanted else None
+        personal = self._options.personal
+        found = self._clients(ctx, state, store, shared, marks) if personal else []
+        accuracies = _present(each.test for each in found)
+        valid = _present(each.valid for each in found)
+        densities = _present(each.density for each in found)
         return Evaluated(
             round=ctx.round,
             global_accuracy=float(marks.right.mean()) if marks else None,
@@ -87,50 +136,139 @@ class Evaluator:
             personal_std=float(np.std(accuracies)) if accuracies else None,
             personal_worst_decile=worst_decile(accuracies) if accuracies else None,
             clients=len(accuracies),
+            valid_mean=float(np.mean(valid)) if valid else None,
+            personal_density=float(np.mean(densities)) if densities else None,
         )
 
-    def _personal_accuracies(
+    def _clients(
         self, ctx: Ctx, state: Any, store: Store, shared: Model, marks: Marks | None
-    ) -> list[float]:
-        """Accuracy of each client that has test data, in the order of ids."""
-        if not self._personal:
-            return []
-        found: dict[int, float] = {}
-        apart = []
+    ) -> list[Figures]:
+        """Every client's figures, in the order of ids; densities only if models are personal."""
         keeps = set(store.clients())
+        common = density(ctx.task.layout, shared) if keeps else None
+        found: dict[int, Figures] = {}
+        apart = []
         for client in self._federation.pool:
-            rows = self._federation.test_rows(client.id)
-            if client.id in keeps or rows is None or marks is None:
+            chosen = self._federation.test_rows(client.id)
+            if client.id in keeps or self._valid or chosen is None or marks is None:
                 apart.append(client.id)
-            elif len(rows):
-                found[client.id] = float(marks.right[rows].mean())
+            else:
+                found[client.id] = Figures(_share(marks.right[chosen]), None, common)
 
-        def alone(task: Task, client: int) -> tuple[int, float | None]:
-            return client, self._alone(task, ctx, state, store, client)
+        def one(task: Task, client: int) -> tuple[Figures, bool | None]:
+            if client in keeps:
+                return self._own(task, self._method.model(ctx, state, store.get(client)), client)
+            return self._measure(task, shared, client, common, marks), None
 
-        own = self._workers.map(alone, apart)
-        found |= {id: accuracy for id, accuracy in own if accuracy is not None}
+        looked = self._workers.map(one, apart)
+        compared = [same for _, same in looked if same is not None]
+        self._settled = any(compared) if compared else self._settled
+        found |= {id: figures for id, (figures, _) in zip(apart, looked, strict=True)}
         return [found[id] for id in sorted(found)]
 
-    def _alone(self, task: Task, ctx: Ctx, state: Any, store: Store, client: int) -> float | None:
-        """A client's own model on its own test data."""
-        model = self._method.model(ctx, state, store.get(client))
-        digest = _digest(model)
+    def _own(self, task: Task, model: Model, client: int) -> tuple[Figures, bool | None]:
+        """Figures of a client's own model, and whether it looks like the last one, if any.
+
+        A glance tells most models that changed; only one that looks the same is read as a whole.
+        """
         known = self._known.get(client)
-        if known is not None and known[0] == digest:
-            return known[1]
-        test = self._federation.client(client).test
-        if not len(test):
-            return None
-        accuracy = float(mark(task, model, test).right.mean())
-        self._known[client] = (digest, accuracy)
-        return accuracy
+        glance = _digest(model, GLANCE)
+        same = known.glance == glance if known else None
+        digest = _digest(model) if same or self._settled else None
+        if known and same and known.digest == digest:
+            return known.figures, True
+        figures = self._measure(task, model, client, density(task.layout, model), None)
+        self._known[client] = _Known(glance, digest, figures)
+        return figures, same
+
+    def _measure(
+        self, task: Task, model: Model, client: int, density: float | None, marks: Marks | None
+    ) -> Figures:
+        """A model on a client's own data; what the server's test set has told is taken from it."""
+        chosen = self._federation.test_rows(client)
+        if marks is not None and chosen is not None:
+            test = _share(marks.right[chosen])
+        else:
+            test = _accuracy(task, model, self._examples.test(client))
+        valid = _accuracy(task, model, self._examples.valid(client)) if self._valid else None
+        return Figures(test, valid, density)
 
 
 def worst_decile(accuracies: Sequence[float]) -> float:
     """The mean over the tenth of clients that fare worst, at least one."""
     count = max(1, len(accuracies) // 10)
     return float(np.mean(sorted(accuracies)[:count]))
+
+
+def density(layout: Layout, model: Model) -> float:
+    """The share of prunable weights that are not zero, over all members of an ensemble."""
+    members = model.members if isinstance(model, Ensemble) else (model,)
+    total = len(members) * layout.total("count", layout.prunable)
+    kept = sum(int(torch.count_nonzero(each[name])) for each in members for name in layout.prunable)
+    return kept / total if total else 1.0
+
+
+class _Examples:
+    """Clients' own test and validation data; what fits into memory stays there."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._kept: dict[int, tuple[Examples, Examples]] = {}
+        self._bytes = 0
+
+    def test(self, client: int) -> Examples:
+        """Rows of the server's test set, where they are part of it."""
+        chosen, test = self._federation.test_rows(client), self._federation.test
+        if chosen is None or not len(test):
+            return self._own(client)[0]
+        order = torch.from_numpy(np.arange(len(test))[chosen])
+        return Examples(rows(test.x, order), test.y[order])
+
+    def valid(self, client: int) -> Examples:
+        """What the client holds back of its training data."""
+        return self._own(client)[1]
+
+    def _own(self, client: int) -> tuple[Examples, Examples]:
+        if client in self._kept:
+            return self._kept[client]
+        data = self._federation.client(client)
+        found = (_apart(data.test), _apart(data.valid))
+        size = sum(tensor.nbytes for each in found for tensor in (each.x, each.y))
+        # Clients are gone through in turn: dropping the oldest would drop what is needed next.
+        if self._bytes + size <= MEMORY:
+            self._bytes += size
+            self._kept[client] = found
+        return found
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A personal model that was evaluated: what it looked like, its whole digest if it was made."""
+
+    glance: bytes
+    digest: bytes | None
+    figures: Figures
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _accuracy(task: Task, model: Model, examples: Examples) -> float | None:
+    return _share(mark(task, model, examples).right) if len(examples) else None
+
+
+def _share(right: NDArray[np.bool_]) -> float | None:
+    return float(right.mean()) if len(right) else None
+
+
+def _apart(examples: Examples) -> Examples:
+    """The same examples without the memory that they may be a part of."""
+    x, y = (
+        tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+        for tensor in (examples.x, examples.y)
+    )
+    return Examples(x, y)
 
 
 def _log_probabilities(task: Task, model: Model, x: Tensor) -> Tensor:
@@ -151,11 +289,15 @@ def _placed(task: Task, params: Params) -> Params:
     return {name: tensor.to(task.device) for name, tensor in params.items()}
 
 
-def _digest(model: Model) -> bytes:
+def _digest(model: Model, most: int | None = None) -> bytes:
+    """A hash of all numbers of a model, or of at most so many of every tensor."""
     digest = hashlib.blake2b(digest_size=16)
     for member in model.members if isinstance(model, Ensemble) else (model,):
         for tensor in member.values():
-            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+            flat = tensor.cpu().flatten()
+            if most:
+                flat = flat[:: len(flat) // most + 1].contiguous()
+            digest.update(flat.view(torch.uint8).numpy().data)
     if isinstance(model, Ensemble):
         digest.update(repr(model.weights).encode())
     return digest.digest()

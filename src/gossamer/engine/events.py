@@ -107,6 +107,7 @@ class Evaluated:
     `global_*`: the global model on the server's test set, every example counting the same.
     `personal_*`: each client's model on the client's own test set, every client with test data
     counting the same; `worst_decile` is the mean of the tenth of clients that fare worst.
+    `valid_mean`: the same models on the data that clients hold back, if a round is chosen by it.
     """
 
     round: int
@@ -117,6 +118,9 @@ class Evaluated:
     personal_worst_decile: float | None
     clients: int
     """Clients in the personal figures."""
+    valid_mean: float | None = None
+    personal_density: float | None = None
+    """Prunable weights that are not zero, mean over all clients; None if nobody keeps a state."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Finished:
     accuracy: Mapping[str, float | None]
     density: float
     state_hash: str
+    select: str = "test"
+    """The data on which the best round was chosen; figures are always those on test data."""
 
 
 Event: TypeAlias = Started | ClientFinished | ClientFailed | RoundFinished | Evaluated | Finished

@@ -15,15 +15,14 @@ import numpy as np
 
 from gossamer import fields
 from gossamer.core import Client, Ctx, Key
-from gossamer.cost import Accounting, Cost, Network
+from gossamer.cost import Accounting, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.client import Abandoned, AnyMethod, ClientError
 from gossamer.engine.conversation import Conversations, Reply
-from gossamer.engine.evaluate import Evaluator
+from gossamer.engine.evaluate import Evaluator, check_selection
 from gossamer.engine.events import (
-    SCHEMA,
     ClientFailed,
     ClientFinished,
     Clock,
@@ -31,7 +30,6 @@ from gossamer.engine.events import (
     EventLog,
     Finished,
     Sink,
-    Started,
 )
 from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
@@ -39,9 +37,10 @@ from gossamer.engine.summary import (
     UNKNOWN,
     Summary,
     best,
-    environment,
     plain_settings,
     round_finished,
+    run_started,
+    spent,
 )
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
 from gossamer.task import Task
@@ -73,9 +72,7 @@ def run(
     checkpoint as if nothing had happened. `wire` is how numbers travel.
     A dry run goes through everything but the training steps: see `gossamer.pricing`.
     """
-    fields.check(method)
-    if rounds < 1:
-        raise ValueError(f"a run needs at least 1 round, not {rounds}; use --rounds 1 or more")
+    _check(method, federation, rounds, options)
     with ExitStack() as stack:
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
@@ -100,6 +97,32 @@ def run(
         )
         stack.callback(engine.close)
         return engine.run(resume)
+
+
+def check(
+    method: AnyMethod,
+    task: Task,
+    federation: Federation,
+    *,
+    rounds: int,
+    seed: int = 0,
+    options: Options = Options(),
+) -> None:
+    """Raises what `run` would raise before its first round, and leaves no trace."""
+    _check(method, federation, rounds, options)
+    method.init(_server_ctx(task, Key(seed), 0, rounds))
+
+
+def _check(method: AnyMethod, federation: Federation, rounds: int, options: Options) -> None:
+    fields.check(method)
+    if rounds < 1:
+        raise ValueError(f"a run needs at least 1 round, not {rounds}; use --rounds 1 or more")
+    check_selection(options, federation)
+
+
+def _server_ctx(task: Task, key: Key, number: int, rounds: int) -> Ctx:
+    own = key.fold("server", "round", number)
+    return Ctx(task, number, rounds, own, key.fold("common"))
 
 
 class _Engine:
@@ -177,10 +200,11 @@ class _Engine:
             self.network,
             self.dry,
         )
-        self.evaluate = Evaluator(self.method, self.federation, self.workers, self.options.personal)
+        self.evaluate = Evaluator(self.method, self.federation, self.workers, self.options)
         self.before = self.progress.seconds
         if found is None:
-            self.emit(self.started())
+            what = (self.method, self.name, self.rounds, self.key.seed)
+            self.emit(run_started(*what, self.federation, self.task.layout))
             self.assess()
             self.save()
         else:
@@ -190,7 +214,11 @@ class _Engine:
         if not interrupted:
             self.emit(
                 Finished(
-                    self.progress.round, self.progress.accuracy, self.progress.density, state_hash
+                    self.progress.round,
+                    self.progress.accuracy,
+                    self.progress.density,
+                    state_hash,
+                    self.options.select,
                 ),
                 self.seconds(),
             )
@@ -198,7 +226,8 @@ class _Engine:
             method=self.name,
             run=str(self.out),
             rounds=self.progress.round,
-            accuracy=self.accuracy(),
+            accuracy={**UNKNOWN, **self.progress.accuracy},
+            select=self.options.select,
             density=self.progress.density,
             cost=self.progress.cost,
             device_seconds=self.progress.device_seconds,
@@ -256,20 +285,6 @@ class _Engine:
         self, number: int, events: Sequence[ClientFinished], failures: Sequence[ClientFailed]
     ) -> None:
         """Adds a round to what the run has cost."""
-        spent = Cost()
-        for event in events:
-            spent += Cost(
-                event.up,
-                event.down,
-                event.information_up,
-                event.information_down,
-                event.paper_up,
-                event.paper_down,
-                event.flops,
-                event.examples,
-            )
-        for failure in failures:
-            spent += Cost(down=failure.down, paper_down=failure.paper_down)
         seconds = None
         if self.network:
             slowest = max((event.device_seconds or 0.0 for event in events), default=0.0)
@@ -278,7 +293,7 @@ class _Engine:
         self.progress = replace(
             self.progress,
             round=number,
-            cost=self.progress.cost + spent,
+            cost=self.progress.cost + spent(events, failures),
             density=float(np.mean(densities)) if densities else self.progress.density,
             seconds=self.seconds(),
             device_seconds=seconds,
@@ -305,19 +320,16 @@ class _Engine:
     # what surrounds it -------------------------------------------------------------------------
 
     def server_ctx(self, number: int) -> Ctx:
-        key = self.key.fold("server", "round", number)
-        return Ctx(self.task, number, self.rounds, key, self.key.fold("common"))
+        return _server_ctx(self.task, self.key, number, self.rounds)
 
     def assess(self) -> None:
         if not self.options.eval_every:
             return
         started = time.perf_counter()
         found = self.evaluate(self.server_ctx(self.progress.round), self.state, self.store)
-        self.progress = replace(self.progress, accuracy=best(self.progress.accuracy, found))
+        so_far = best(self.progress.accuracy, found, self.progress.density, self.options.select)
+        self.progress = replace(self.progress, accuracy=so_far)
         self.emit(found, time.perf_counter() - started)
-
-    def accuracy(self) -> dict[str, float | None]:
-        return {**UNKNOWN, **self.progress.accuracy}
 
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
@@ -352,11 +364,12 @@ class _Engine:
         self.saved_round = self.progress.round
 
     def identity(self) -> str:
-        """A hash of what decides the results: method, data, model, rounds, seed and wire."""
+        """A hash of what decides the results, also of the data on which a round is chosen."""
         shapes = {name: leaf.shape for name, leaf in self.task.layout.leaves.items()}
         data = self.federation.describe()
         what = (self.name, plain_settings(self.method), self.rounds, self.key.seed, data, shapes)
-        return fingerprint(json.dumps([*what, str(self.wire)], default=str).encode())
+        chosen = [] if self.options.select == "test" else [self.options.select]
+        return fingerprint(json.dumps([*what, str(self.wire), *chosen], default=str).encode())
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""
@@ -364,21 +377,6 @@ class _Engine:
         for id in self.store.clients():
             parts += [str(id).encode(), self.store.raw(id) or b""]
         return fingerprint(*parts)
-
-    def started(self) -> Started:
-        layout = self.task.layout
-        return Started(
-            schema=SCHEMA,
-            method=self.name,
-            settings=plain_settings(self.method),
-            rounds=self.rounds,
-            seed=self.key.seed,
-            pool=len(self.federation.pool),
-            data=dict(self.federation.describe()),
-            parameters=layout.count,
-            prunable=sum(layout.leaves[name].count for name in layout.prunable),
-            environment=environment(),
-        )
 
     def emit(self, event: Event, seconds: float = 0.0) -> None:
         assert self.log is not None

@@ -9,6 +9,7 @@ from gossamer.cost import FlopsModel
 from gossamer.fields import option
 
 OnClientError = Literal["stop", "skip"]
+Select = Literal["test", "valid"]
 
 
 class Stop:
@@ -33,11 +34,13 @@ class Stop:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what: nothing here changes a result."""
+    """How to run and report, as opposed to what: nothing here changes what is trained."""
 
     workers: int = option(0, "worker threads; 0 means one per core", least=0)
     eval_every: int = option(1, "rounds between evaluations; 0 means never", least=0)
+    global_model: bool = option(True, "test the global model on the server's test data")
     personal: bool = option(True, "also test every client's model on the client's own test data")
+    select: Select = option("test", "on which of the clients' data the best round is chosen")
     on_client_error: OnClientError = option("stop", "what to do when a client's training raises")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
     network: str = option("", "time on devices: 4g, wifi, iot, or up=,down=,latency=,flops=")

@@ -14,19 +14,38 @@ import torch
 import gossamer
 from gossamer import fields
 from gossamer.cost import Cost
+from gossamer.data.federation import Federation
 from gossamer.engine.checkpoint import Progress
-from gossamer.engine.events import ClientFailed, ClientFinished, Evaluated, RoundFinished
+from gossamer.engine.events import (
+    SCHEMA,
+    ClientFailed,
+    ClientFinished,
+    Evaluated,
+    RoundFinished,
+    Started,
+)
+from gossamer.engine.options import Select
+from gossamer.layout import Layout
 
-UNKNOWN: Mapping[str, float | None] = {
+Accuracy = Mapping[str, float | None]
+
+UNKNOWN: Accuracy = {
     "global": None,
     "global_best": None,
     "personal_mean": None,
     "personal_std": None,
     "personal_worst_decile": None,
     "personal_best": None,
+    "personal_density": None,
+    "valid_mean": None,
+    "valid_best": None,
     "best": None,
     "best_round": None,
+    "best_worst_decile": None,
+    "best_density": None,
+    "best_personal_density": None,
 }
+"""Figures of the last evaluation and of the best, before there are any."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,9 @@ class Summary:
     method: str
     run: str
     rounds: int
-    accuracy: Mapping[str, float | None]
+    accuracy: Accuracy
+    select: Select
+    """The data on which the best round was chosen; accuracy there is that on test data too."""
     density: float
     cost: Cost
     device_seconds: float | None
@@ -56,6 +77,7 @@ class Summary:
             "run": self.run,
             "rounds": self.rounds,
             "accuracy": dict(self.accuracy),
+            "select": self.select,
             "density": self.density,
             "bits": {
                 "up": self.cost.up,
@@ -74,8 +96,20 @@ class Summary:
         }
 
 
-def best(so_far: Mapping[str, float | None], found: Evaluated) -> dict[str, float | None]:
-    """Last figures, and the best over all evaluations so far."""
+def best(
+    so_far: Accuracy, found: Evaluated, density: float = 1.0, select: Select = "test"
+) -> dict[str, float | None]:
+    """Last figures, and those of the best evaluation so far.
+
+    On test data a run is judged by its personal models, once there are any, otherwise by the global
+    one; on validation data always by what clients have. Figures are those on test data either way:
+    `global_best` and `personal_best` are maxima, or what the chosen round has.
+    """
+    personal = found.personal_density is not None
+    first, second = found.global_accuracy, found.personal_mean
+    if personal:
+        first, second = second, first
+    headline = second if first is None else first
     accuracy: dict[str, float | None] = {
         **UNKNOWN,
         **so_far,
@@ -83,16 +117,50 @@ def best(so_far: Mapping[str, float | None], found: Evaluated) -> dict[str, floa
         "personal_mean": found.personal_mean,
         "personal_std": found.personal_std,
         "personal_worst_decile": found.personal_worst_decile,
+        "personal_density": found.personal_density,
+        "valid_mean": found.valid_mean,
     }
-    for last, top in (("global", "global_best"), ("personal_mean", "personal_best")):
-        value, known = accuracy[last], accuracy[top]
-        if value is not None and (known is None or value > known):
-            accuracy[top] = value
-            if last == "global" or found.global_accuracy is None:
-                accuracy["best_round"] = found.round
-    shared = accuracy["global_best"]
-    accuracy["best"] = accuracy["personal_best"] if shared is None else shared
+    # An evaluation of personal models comes before any that was made when there were none.
+    before = accuracy["best_personal_density"] is not None
+    score, known = (
+        (found.valid_mean, accuracy["valid_best"])
+        if select == "valid"
+        else (headline, accuracy["best"])
+    )
+    chosen = score is not None and (personal > before or known is None or score > known)
+    if chosen:
+        accuracy |= {
+            "valid_best": found.valid_mean,
+            "best": headline,
+            "best_round": found.round,
+            "best_worst_decile": found.personal_worst_decile,
+            "best_density": density,
+            "best_personal_density": found.personal_density,
+        }
+    for name, value in (("global", found.global_accuracy), ("personal", found.personal_mean)):
+        known = accuracy[f"{name}_best"]
+        better = value is not None and (known is None or value > known)
+        if chosen if select == "valid" else better:
+            accuracy[f"{name}_best"] = value
     return accuracy
+
+
+def run_started(
+    method: object, name: str, rounds: int, seed: int, federation: Federation, layout: Layout
+) -> Started:
+    """The first event of a run."""
+    return Started(
+        schema=SCHEMA,
+        method=name,
+        settings=plain_settings(method),
+        rounds=rounds,
+        seed=seed,
+        pool=len(federation.pool),
+        data=dict(federation.describe()),
+        parameters=layout.count,
+        prunable=layout.total("count", layout.prunable),
+        environment=environment(),
+    )
 
 
 def environment() -> dict[str, str]:
@@ -110,6 +178,25 @@ def environment() -> dict[str, str]:
 def plain_settings(method: object) -> dict[str, Any]:
     """A method's settings by name, as the log and the command line have them."""
     return {item.name: item.default for item in fields.settings(method)}
+
+
+def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
+    """What a round cost; of clients that failed, what they were sent."""
+    total = Cost()
+    for event in finished:
+        total += Cost(
+            event.up,
+            event.down,
+            event.information_up,
+            event.information_down,
+            event.paper_up,
+            event.paper_down,
+            event.flops,
+            event.examples,
+        )
+    for failure in failures:
+        total += Cost(down=failure.down, paper_down=failure.paper_down)
+    return total
 
 
 def round_finished(

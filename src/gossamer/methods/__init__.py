@@ -7,6 +7,8 @@ from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
+from gossamer.methods.lg_fedavg import LGFedAvg
+from gossamer.methods.spafl import SpaFL, bytecode, release
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedavg": FedAvg(),
@@ -17,6 +19,10 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedadam-reddi": reddi("adam"),
     "fedyogi": reddi("yogi"),
     "fedadagrad": reddi("adagrad"),
+    "spafl": SpaFL(),
+    "spafl-iclr-bytecode": bytecode(),
+    "spafl-neurips-release": release(),
+    "lg_fedavg": LGFedAvg(),
 }
 
-__all__ = ["METHODS", "FedAvg", "FedAvgM", "FedOpt", "FedProx"]
+__all__ = ["METHODS", "FedAvg", "FedAvgM", "FedOpt", "FedProx", "LGFedAvg", "SpaFL"]

@@ -19,15 +19,18 @@ Init = Literal["torch", "flash"]
 
 
 def lenet5_caffe(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """LeNet-5-Caffe of SpaFL: 430 500 weights and no biases on 1x28x28, 10 classes."""
+    """LeNet-5-Caffe of SpaFL: 430 500 weights and no biases on 1x28x28, 10 classes.
+
+    Pooling comes before ReLU: the largest of four is the same either way, at a quarter of the work.
+    """
     channels, _, _ = image("lenet5_caffe", shape)
     features: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(channels, 20, 5, bias=False),
-        "relu1": nn.ReLU(),
         "pool1": nn.MaxPool2d(2),
+        "relu1": nn.ReLU(),
         "conv2": nn.Conv2d(20, 50, 5, bias=False),
-        "relu2": nn.ReLU(),
         "pool2": nn.MaxPool2d(2),
+        "relu2": nn.ReLU(),
     }
     width = flat("lenet5_caffe", shape, features.values())
     return _chain(
