@@ -180,7 +180,7 @@ class Method(Protocol[S, C, D, W, U]):
     All are pure, except that `step` may update its `work` in place: it consumes it.
 
     A method whose replies take several forms, or cannot be told from a first visit, may also have
-    `replies(ctx, down)`: one example of each `up` that may answer `down`. The server refuses others.
+    `replies(ctx, down)`: an example of each `up` that may answer `down`. Others are refused.
     """
 
     # server
