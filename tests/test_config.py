@@ -1,13 +1,15 @@
 """A configuration written to a file is the one that is read back, in any folder."""
 
+import json
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from gossamer import FedAvg, fields
+from gossamer import METHODS, FedAvg, fields
 from gossamer.config import Config, Experiment, anywhere, read
+from gossamer.engine.summary import plain_settings
 from gossamer.fields import option
 
 WITH_NONE = """
@@ -74,3 +76,12 @@ def test_a_method_is_not_run_with_an_infinite_rate() -> None:
     with pytest.raises(ValueError, match="--lr must be finite, not inf"):
         Config("fedavg", {"lr": float("inf")}).build_method()
     assert isinstance(Config("fedavg", {"lr": 1.0}).build_method(), FedAvg)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_are_the_same_to_the_letter_when_read_back(name: str, tmp_path: Path) -> None:
+    """Else a run could not be resumed from its own configuration."""
+    path = tmp_path / "config.toml"
+    path.write_text(Config(name).toml(), encoding="utf-8")
+    again = plain_settings(read(path).build_method())
+    assert json.dumps(again) == json.dumps(plain_settings(METHODS[name]))

@@ -101,6 +101,12 @@ def convert(setting: Setting, value: Any) -> Any:
         raise ValueError(f"--{flag(setting.name)} is {word}, not {value!r}") from None
 
 
+def plain(setting: Setting) -> Any:
+    """A value as it comes back from a file, where whole numbers among floats are floats."""
+    value = setting.default
+    return float(value) if type(value) is int and _takes(setting, float) else value
+
+
 def check(record: Any) -> None:
     """Refuses a value of another type than its field's, or out of its bounds, in one sentence."""
     for setting in settings(record):

@@ -177,7 +177,7 @@ def environment() -> dict[str, str]:
 
 def plain_settings(method: object) -> dict[str, Any]:
     """A method's settings by name, as the log and the command line have them."""
-    return {item.name: item.default for item in fields.settings(method)}
+    return {item.name: fields.plain(item) for item in fields.settings(method)}
 
 
 def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
