@@ -101,6 +101,7 @@ def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
     assert told.json["reached"]["device_seconds"] <= last["device_seconds"]
     total = sum(line["sent"] for line in told.json["lines"])
     assert total == last["up"] + last["down"]
+    assert told.json["reached"]["of"] == "global"
     assert "was never reached" in gossamer("cost", "a", "--target", "0.999").out
     assert len(gossamer("cost", "a", "--by", "round").out.splitlines()) == 2 + 3
 
@@ -124,3 +125,14 @@ def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
 def test_refusals(gossamer: Command, command: str, said: str) -> None:
     found = gossamer(*command.split())
     assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1
+
+
+def test_time_to_accuracy_is_that_of_personal_models_where_there_are_any(
+    gossamer: Command,
+) -> None:
+    gossamer("run", "lg_fedavg", *SMALL, "--out", "b", "--quiet")
+    best = max(event["personal_mean"] for event in events("b") if event["event"] == "evaluated")
+    reached = gossamer("cost", "b", "--target", str(best), "--json").json["reached"]
+    assert reached["of"] == "personal" and reached["accuracy"] == best
+    asked = gossamer("cost", "b", "--target", "0", "--of", "global", "--json").json["reached"]
+    assert asked["of"] == "global" and asked["round"] == 0

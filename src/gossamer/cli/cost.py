@@ -116,6 +116,12 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
     parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
     parser.add_argument("--target", type=float, default=None, help="an accuracy to reach")
+    parser.add_argument(
+        "--of",
+        choices=("global", "personal"),
+        default=None,
+        help="whose accuracy; default: personal where clients keep models of their own",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     log = events.read(run / "events.jsonl")
@@ -125,26 +131,33 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
         _show(lines)
     else:
         _show_rounds(log)
-    reached = reach(log, options.target) if options.target is not None else None
+    whose = options.of or ("personal" if _personal(log) else "global")
+    reached = reach(log, options.target, whose) if options.target is not None else None
     if reached:
         say(_reached(options.target, reached))
     elif options.target is not None:
-        say(f"accuracy {options.target} was never reached")
+        say(f"{whose} accuracy {options.target} was never reached")
     if options.json:
         print(json.dumps({"run": str(run), "lines": _plain(lines), "reached": reached}))
     return 0
 
 
-def reach(log: Iterable[Mapping[str, Any]], target: float) -> dict[str, Any] | None:
+def _personal(log: Iterable[Mapping[str, Any]]) -> bool:
+    return any(event.get("personal_density") is not None for event in log)
+
+
+def reach(log: Iterable[Mapping[str, Any]], target: float, whose: str) -> dict[str, Any] | None:
     """The first evaluation with at least an accuracy: its round, bits and time on devices."""
+    key = "global_accuracy" if whose == "global" else "personal_mean"
     sent: Mapping[str, Any] = {}
     for event in log:
         if event["event"] == "round-finished":
             sent = event
-        accuracy = event.get("global_accuracy")
+        accuracy = event.get(key)
         if event["event"] == "evaluated" and accuracy is not None and accuracy >= target:
             return {
                 "round": event["round"],
+                "of": whose,
                 "accuracy": accuracy,
                 "up": sent.get("up", 0),
                 "down": sent.get("down", 0),
@@ -244,7 +257,7 @@ def _plain(lines: Mapping[Line, Bits]) -> list[dict[str, Any]]:
 
 
 def _reached(target: float, found: Mapping[str, Any]) -> str:
-    text = f"accuracy {target} was reached in round {found['round']}, after "
+    text = f"{found['of']} accuracy {target} was reached in round {found['round']}, after "
     text += f"{bits(found['up'])} up and {bits(found['down'])} down"
     seconds = found["device_seconds"]
     return text if seconds is None else f"{text}, {seconds:.4g} s on devices"
