@@ -17,14 +17,13 @@ import torch
 from gossamer.core import Client, Data, Examples
 from gossamer.data.federation import Augment
 from gossamer.data.index import Pool
-from gossamer.engine import ledger
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
 from gossamer.engine.loop import run
 from gossamer.engine.options import Options, Stop
 from gossamer.layout import Input
 from gossamer.task import Task
-from gossamer.wire import PLAIN, Detail, Mode
+from gossamer.wire import PLAIN, Mode
 
 PROBE = 12
 """Rounds that must cost the same, after the first, before the rest is taken to do so too."""
@@ -83,25 +82,23 @@ def price(
     seed: int = 0,
     options: Options = Options(),
     wire: Mode = PLAIN,
-    by: Detail = "field",
 ) -> Price:
     """The price of a method for clients with so many examples each, of the task's shape."""
     federation = Blank(task.layout.input, classes, pool, examples)
     stop = Stop()
     meter = _Meter(stop)
-    with ledger.by(by):
-        run(
-            method,
-            task,
-            federation,
-            rounds=rounds,
-            seed=seed,
-            options=options,
-            sinks=[meter],
-            stop=stop,
-            wire=wire,
-            dry=True,
-        )
+    run(
+        method,
+        task,
+        federation,
+        rounds=rounds,
+        seed=seed,
+        options=options,
+        sinks=[meter],
+        stop=stop,
+        wire=wire,
+        dry=True,
+    )
     return meter.price(rounds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -14,7 +15,10 @@ from record_cases import MODES, records
 from sparse_toy import Pruned
 from torch import Tensor
 
+from gossamer._bench import Tiny, plain_task
 from gossamer.cost import Accounting, MaskCode, paper_rows, paper_tensors
+from gossamer.engine import Options, run
+from gossamer.engine.events import read
 from gossamer.pricing import price
 from gossamer.wire import HEADER, Drawn, Mode, Packed, Revision, Row, pack, write
 from gossamer.wire.entropy import conditional_bits, conditional_parts, mask_bits, mask_parts
@@ -151,7 +155,7 @@ def test_a_price_by_tensor_adds_up_to_the_price_by_field(mode: str) -> None:
             examples=20,
             rounds=4,
             wire=Mode.parse(mode),
-            by=by,
+            options=Options(ledger=by, eval_every=0),
         )
         for by in ("field", "tensor")
     )
@@ -168,3 +172,16 @@ def test_a_price_by_tensor_adds_up_to_the_price_by_field(mode: str) -> None:
         for column in ("sent", "information", "paper"):
             total = sum(getattr(part, column) for part in parts)
             assert total == pytest.approx(getattr(wanted, column))
+
+
+def test_the_log_of_a_run_has_a_row_for_each_tensor_where_asked(tmp_path: Path) -> None:
+    leaves = {}
+    for detail in ("field", "tensor"):
+        options = Options(ledger=detail, eval_every=0)
+        run(Pruned(), plain_task(), Tiny(), rounds=1, out=tmp_path / detail, options=options)
+        log = read(tmp_path / detail / "events.jsonl")
+        done = [event for event in log if event["event"] == "client-finished"]
+        leaves[detail] = {entry["leaf"] for event in done for entry in event["traffic"]}
+        assert all(event["up"] > 0 for event in done)
+    assert "mask" in leaves["field"] and "mask[0.weight]" not in leaves["field"]
+    assert "mask" not in leaves["tensor"] and "mask[0.weight]" in leaves["tensor"]

@@ -45,7 +45,7 @@ def cost(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--examples", type=int, default=0, help="of a client; default: data's / pool"
     )
-    parser.add_argument("--by", choices=("field", "tensor"), default="field", help=BY)
+    parser.add_argument("--by", choices=("field", "tensor"), default=None, help=BY)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
@@ -58,15 +58,21 @@ def cost(arguments: Sequence[str]) -> int:
             absolute(target),
             given(method, options),
             fields.replace(Experiment(), given(Experiment(), options)),
-            fields.replace(Options(eval_every=0), given(Options(), options)),
+            fields.replace(Options(eval_every=0), _counted(options)),
         )
         found, clients = _priced(config, options)
     _show(found.lines)
     say(f"{_times(found)}\n{_round(found)}")
     if options.json:
         figures = _figures(config.method, config.experiment, clients, found)
-        print(json.dumps({**figures, "by": options.by}))
+        print(json.dumps({**figures, "by": config.options.ledger}))
     return 0
+
+
+def _counted(options: Any) -> dict[str, Any]:
+    """How to run and count, where `--by` is short for `--ledger`."""
+    said = given(Options(), options)
+    return said if options.by is None else {**said, "ledger": options.by}
 
 
 def _priced(config: Config, options: Any) -> tuple[Price, int]:
@@ -106,7 +112,6 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
         seed=wish.seed,
         options=config.options,
         wire=Mode.parse(wish.wire),
-        by=options.by,
     )
     return found, clients
 

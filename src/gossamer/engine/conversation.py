@@ -13,7 +13,7 @@ from gossamer import cost
 from gossamer.core import Client, Ctx, Exchange, Key, Result
 from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
-from gossamer.engine import ledger, replay
+from gossamer.engine import replay
 from gossamer.engine.client import (
     Abandoned,
     AnyMethod,
@@ -77,12 +77,15 @@ class Conversations:
     accounting: Accounting
     network: Network | None
     dry: bool
-    detail: Detail = field(default_factory=ledger.detail)
-    """Of the ledger: a row for each field of a message, or for each tensor."""
     expected: Expected = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expected", Expected(self.method))
+
+    @property
+    def detail(self) -> Detail:
+        """Of the ledger: a row for each field of a message, or for each tensor."""
+        return self.options.ledger
 
     def hold(
         self, task: Task, number: int, client: Client, down: Any, charged: float = 1.0

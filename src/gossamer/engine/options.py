@@ -7,6 +7,7 @@ from typing import Literal
 
 from gossamer.cost import FlopsModel
 from gossamer.fields import option
+from gossamer.wire import Detail
 
 OnClientError = Literal["stop", "skip"]
 Select = Literal["test", "valid"]
@@ -43,6 +44,7 @@ class Options:
     select: Select = option("test", "on which of the clients' data the best round is chosen")
     on_client_error: OnClientError = option("stop", "what to do when a client's training raises")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
+    ledger: Detail = option("field", "rows of the ledger: by field of a message, or by tensor")
     network: str = option("", "time on devices: 4g, wifi, iot, or up=,down=,latency=,flops=")
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0 means so often that they take 2 % of the time", least=0
