@@ -105,6 +105,8 @@ class Ctx:
     common: Key
     """Randomness both sides derive from the seed: never sent, never charged."""
     data: Data | None = None
+    budgets: tuple[float, ...] = (1.0,)
+    """Of all clients in the pool, each value once, ascending; a client sees only this default."""
 
     @property
     def own(self) -> Data:
@@ -167,6 +169,14 @@ class Exchange(Generic[D, U]):
 
 
 @dataclass(frozen=True, slots=True)
+class Measures:
+    """What a server has to show of its state: masks of the global model, and other figures."""
+
+    masks: Masks = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Ensemble:
     """A model that is several: it predicts the weighted mean of its members' probabilities."""
 
@@ -181,6 +191,9 @@ class Method(Protocol[S, C, D, W, U]):
 
     A method whose replies take several forms, or cannot be told from a first visit, may also have
     `replies(ctx, down)`: an example of each `up` that may answer `down`. Others are refused.
+
+    A method with masks at the server may have `measures(ctx, state) -> Measures`: the engine then
+    tells after every round how dense they are and how far they moved, layer by layer.
     """
 
     # server
