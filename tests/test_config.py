@@ -61,6 +61,35 @@ def test_names_that_are_no_files_stay_as_they_are(data: str, model: str) -> None
     assert anywhere(wish) == wish
 
 
+def test_a_file_of_budgets_is_named_so_that_every_folder_finds_it() -> None:
+    wish = replace(Experiment(), budgets="budgets.csv")
+    assert anywhere(wish).budgets == f"{Path.cwd()}/budgets.csv"
+    assert anywhere(anywhere(wish)) == anywhere(wish)
+
+
+@pytest.mark.parametrize("budgets", ["", "0.2:40%,0.1:60%", "0.2:1"])
+def test_shares_of_budgets_stay_as_they_are_and_survive_the_file(budgets: str) -> None:
+    wish = replace(Experiment(), budgets=budgets)
+    assert anywhere(wish) == wish
+    Path("config.toml").write_text(Config("fedavg", {}, wish).toml())
+    assert read(Path("config.toml")).experiment == wish
+
+
+def test_a_file_from_before_there_were_budgets_gives_everyone_everything() -> None:
+    Path("config.toml").write_text('method = "fedavg"\n[experiment]\ndata = "synthetic"\n')
+    federation = read(Path("config.toml")).build_federation()
+    assert {client.budget for client in federation.pool} == {1.0}
+
+
+def test_budgets_are_dealt_by_the_seed_of_the_data() -> None:
+    def dealt(seed: int, data_seed: int) -> list[float]:
+        wish = Experiment("synthetic", pool=20, budgets="0.2:50%,0.1:50%")
+        wish = replace(wish, seed=seed, data_seed=data_seed)
+        return [each.budget for each in Config("fedavg", {}, wish).build_federation().pool]
+
+    assert dealt(1, -1) == dealt(1, 1) == dealt(2, 1) != dealt(2, -1)
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     @dataclass(frozen=True)

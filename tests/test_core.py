@@ -6,14 +6,18 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gossamer
-from gossamer import Batch, Client, Key, sample
+from gossamer import Batch, Client, Key, sample, sample_by_budget, sample_richest
+from gossamer.core import apportion, budgets_of
+from gossamer.data import Pool
 from helpers import linear, server_ctx
 
 parts = st.lists(st.text(max_size=4) | st.integers(-5, 5), max_size=4).map(tuple)
@@ -98,6 +102,123 @@ def test_a_cohort_larger_than_the_pool_or_empty_is_refused(count: int) -> None:
     pool = [Client(id, 1) for id in range(3)]
     with pytest.raises(ValueError, match=f"{count} clients per round asked for.*pool has 3"):
         sample(Key(0), pool, count)
+
+
+budgets = st.lists(st.sampled_from([0.05, 0.1, 0.15, 0.2, 1.0]), min_size=1, max_size=40)
+
+
+def pool_of(budgets: list[float]) -> Pool:
+    return Pool(np.arange(len(budgets)), np.array(budgets, np.float32))
+
+
+@given(st.integers(0, 50), st.lists(st.integers(0, 9), min_size=1).filter(any))
+def test_parts_are_whole_add_up_and_are_off_by_less_than_one(
+    total: int, weights: list[int]
+) -> None:
+    parts = apportion(total, weights)
+    exact = [Fraction(total * weight, sum(weights)) for weight in weights]
+    assert sum(parts) == total
+    assert all(abs(part - share) < 1 for part, share in zip(parts, exact, strict=True))
+    # Whoever is rounded up has no smaller remainder than whoever is not.
+    up = [share % 1 for part, share in zip(parts, exact, strict=True) if part > share]
+    down = [share % 1 for part, share in zip(parts, exact, strict=True) if part < share]
+    assert not up or not down or min(up) >= max(down)
+
+
+def test_ties_go_to_the_earlier_part() -> None:
+    assert apportion(3, [1, 1]) == [2, 1]
+    assert apportion(4, [Fraction(1, 3)] * 3) == [2, 1, 1]
+
+
+@given(budgets, st.integers(0, 99), st.data())
+def test_every_budget_has_its_share_of_a_cohort(
+    budgets: list[float], seed: int, data: st.DataObject
+) -> None:
+    pool = pool_of(budgets)
+    count = data.draw(st.integers(1, len(pool)))
+    chosen = sample_by_budget(Key(seed), pool, count)
+    ids = [client.id for client in chosen]
+    assert len(set(ids)) == count and ids == sorted(ids)
+    assert all(client == pool[client.id] for client in chosen)
+    found = Counter(client.budget for client in chosen)
+    ordered = sorted(set(budgets), reverse=True)
+    shares = apportion(count, [budgets.count(budget) for budget in ordered])
+    assert [found[budget] for budget in ordered] == shares
+    assert sample_by_budget(Key(seed), list(pool), count) == chosen
+
+
+def test_ties_in_a_cohort_go_to_the_larger_budget() -> None:
+    pool = pool_of([0.1, 0.2] * 5)
+    found = Counter(client.budget for client in sample_by_budget(Key(0), pool, 3))
+    assert found == {0.2: 2, 0.1: 1}
+
+
+@given(st.sampled_from([0.15, 1.0]), st.integers(1, 40), st.integers(0, 99), st.data())
+def test_with_one_budget_cohorts_are_those_of_sample(
+    budget: float, size: int, seed: int, data: st.DataObject
+) -> None:
+    pool = pool_of([budget] * size)
+    count = data.draw(st.integers(1, size))
+    plain = sample(Key(seed), pool, count)
+    assert sample_by_budget(Key(seed), pool, count) == plain
+    assert sample_richest(Key(seed), pool, count) == plain
+
+
+def test_every_client_of_a_budget_is_sampled_equally_often() -> None:
+    pool = pool_of([0.1] * 6 + [0.2] * 4)
+    counts = Counter(
+        client.id
+        for round in range(2000)
+        for client in sample_by_budget(Key(0).fold(round), pool, 5)
+    )
+    # 1000 expected each, whatever the budget; the standard deviation is 22.4.
+    assert all(abs(counts[id] - 1000) < 5 * 22.4 for id in range(10))
+
+
+@given(budgets, st.integers(0, 99), st.integers(1, 50))
+def test_the_richest_are_all_or_as_many_as_asked_for(
+    budgets: list[float], seed: int, count: int
+) -> None:
+    pool = pool_of(budgets)
+    chosen = sample_richest(Key(seed), pool, count)
+    ids = [client.id for client in chosen]
+    assert len(set(ids)) == min(count, budgets.count(max(budgets))) and ids == sorted(ids)
+    assert {client.budget for client in chosen} == {max(budgets)}
+    assert sample_richest(Key(seed), list(pool), count) == chosen
+
+
+def test_sampling_a_pool_by_budget_makes_only_the_clients_it_returns() -> None:
+    asked = []
+
+    class Watched(Pool):
+        def __getitem__(self, index: int) -> Client:  # type: ignore[override]
+            asked.append(index)
+            return super().__getitem__(index)
+
+    budgets = np.repeat(np.array([0.2, 0.15, 0.1], np.float32), [40_000, 30_000, 30_000])
+    pool = Watched(np.ones(100_000, np.int64), budgets)
+    found = Counter(each.budget for each in sample_by_budget(Key(1), pool, 100))
+    assert found == {0.2: 40, 0.15: 30, 0.1: 30}
+    assert len(sample_richest(Key(1), pool, 10)) == 10
+    assert len(asked) == 110
+
+
+@pytest.mark.parametrize("count", [0, -1, 4])
+def test_a_cohort_by_budget_that_the_pool_cannot_fill_is_refused(count: int) -> None:
+    pool = pool_of([0.1, 0.2, 0.2])
+    with pytest.raises(ValueError, match=f"{count} clients per round asked for.*pool has 3"):
+        sample_by_budget(Key(0), pool, count)
+    if count < 1:
+        with pytest.raises(ValueError, match=f"{count} clients per round asked for"):
+            sample_richest(Key(0), pool, count)
+
+
+def test_budgets_of_a_pool_are_those_that_its_clients_have() -> None:
+    third = Client(0, 1, 1 / 3)
+    assert budgets_of([third, Client(1, 1), Client(2, 1, 0.2), Client(3, 1)]) == (0.2, 1 / 3, 1.0)
+    found = budgets_of(pool_of([0.15, 1 / 3, 0.15]))
+    assert found == (0.15, 0.333333) and all(type(budget) is float for budget in found)
+    assert budgets_of([]) == ()
 
 
 def test_a_server_has_no_data() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.engine.events import Clock, Evaluated, Event, RoundFinished
+from gossamer.engine.events import Clock, Evaluated, Event, Measured, RoundFinished
 from gossamer.track import Guarded, scalars, tracker
 
 CLOCK = Clock(0.0, 0.0)
@@ -46,6 +46,20 @@ def test_scalars_leave_out_what_a_method_does_not_have() -> None:
         "density": 0.25,
         "train/loss": 2.0,
     }
+
+
+def test_measures_have_curves_of_the_whole_and_of_each_layer() -> None:
+    start = Measured(0, 0.5, None, {"a": {"density": 0.5, "mismatch": None}}, {})
+    assert scalars(start) == {"density/global": 0.5, "layer/a/density": 0.5}
+    later = Measured(1, 0.5, 0.25, {"a": {"density": 0.5, "mismatch": 0.25}}, {"norm": 3.0})
+    assert scalars(later) == {
+        "density/global": 0.5,
+        "mismatch": 0.25,
+        "server/norm": 3.0,
+        "layer/a/density": 0.5,
+        "layer/a/mismatch": 0.25,
+    }
+    assert scalars(Measured(1, None, None, {}, {"norm": 3.0})) == {"server/norm": 3.0}
 
 
 def test_a_tracker_that_cannot_start_says_so(

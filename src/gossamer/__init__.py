@@ -17,16 +17,19 @@ from gossamer.core import (
     Params,
     Result,
     sample,
+    sample_by_budget,
+    sample_richest,
 )
 from gossamer.engine import Options, Summary, run
 from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.methods import METHODS, FedAvg, FedAvgM, FedOpt, FedProx, LGFedAvg, SpaFL
+from gossamer.methods import METHODS, NST, FedAvg, FedAvgM, FedOpt, FedProx, Flash, LGFedAvg, SpaFL
 from gossamer.optim import Training
 from gossamer.task import Gradients, Task
 
 __all__ = [
     "METHODS",
+    "NST",
     "Batch",
     "Client",
     "Ctx",
@@ -38,6 +41,7 @@ __all__ = [
     "FedAvgM",
     "FedOpt",
     "FedProx",
+    "Flash",
     "Gradients",
     "Job",
     "Key",
@@ -55,4 +59,6 @@ __all__ = [
     "option",
     "run",
     "sample",
+    "sample_by_budget",
+    "sample_richest",
 ]

@@ -17,7 +17,18 @@ from torch import nn
 
 from gossamer import fields
 from gossamer._watch import untouched_generators
-from gossamer.core import Client, Ctx, Data, Ensemble, Examples, Exchange, Key, Result
+from gossamer.core import (
+    Client,
+    Ctx,
+    Data,
+    Ensemble,
+    Examples,
+    Exchange,
+    Key,
+    Measures,
+    Result,
+    budgets_of,
+)
 from gossamer.engine import events
 from gossamer.engine.client import AnyMethod, batches, client_ctx, train
 from gossamer.engine.loop import run
@@ -49,7 +60,8 @@ class Bench:
     def server(self, number: int) -> Ctx:
         """Where the server stands in a round."""
         own = Key(0).fold("server", "round", number)
-        return Ctx(self.task, number, self.rounds, own, Key(0).fold("common"))
+        budgets = budgets_of(self.federation.pool)
+        return Ctx(self.task, number, self.rounds, own, Key(0).fold("common"), budgets=budgets)
 
     def client(self, number: int, client: Client) -> Ctx:
         """Where a client stands in a round."""
@@ -124,6 +136,7 @@ class Story:
         """Plays the two rounds."""
         method, kept = self.bench.method, dict[int, Any]()
         state = self.call("init", method.init, self.bench.server(0))
+        self.measure(0, state)
         for number in (1, 2):
             ctx, exchanges = self.bench.server(number), []
             pool = self.bench.federation.pool
@@ -138,7 +151,13 @@ class Story:
                 exchanges.append(Exchange(client, down, result.up))
             state = self.call(f"merge of round {number}", method.merge, ctx, state, exchanges)
             self.call(f"model of round {number}", method.model, ctx, state, None)
+            self.measure(number, state)
         return self.told
+
+    def measure(self, number: int, state: Any) -> None:
+        """What the method shows of a state, if it shows anything."""
+        if measures := getattr(self.bench.method, "measures", None):
+            self.call(f"measures of round {number}", measures, self.bench.server(number), state)
 
     def train(self, at: str, ctx: Ctx, state: Any, down: Any, local: Any) -> Result[Any, Any]:
         """A client's job, with the server's own records in its hands instead of decoded copies."""
@@ -178,7 +197,7 @@ def image(value: object) -> bytes:
     match value:
         case Ctx():
             return image(value.data)
-        case Ensemble() | Exchange() | Client() | Examples() | Data() | Result():
+        case Ensemble() | Exchange() | Client() | Examples() | Data() | Result() | Measures():
             return image([getattr(value, each.name) for each in dataclasses.fields(value)])
         case list() | tuple():
             return b"".join(_framed(image(each)) for each in value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ from gossamer._bench import (
     whole_run,
 )
 from gossamer._watch import untouched_generators
-from gossamer.core import Ensemble, Params, Result
+from gossamer.core import Ensemble, Masks, Measures, Params, Result
 from gossamer.engine.client import AnyMethod, batches
 from gossamer.engine.expected import Expected
 from gossamer.engine.workers import one_torch_thread
@@ -49,6 +50,7 @@ from gossamer.wire import (
     dump,
     encode,
     flatten,
+    held,
     load,
     record_types,
 )
@@ -136,21 +138,44 @@ def _travels(name: str, record: object) -> None:
     except TypeError as refusal:
         text = str(refusal).removeprefix("record")
         raise Broken(f"{name} cannot be encoded: {name}{text}") from refusal
-    again = decode(encode(record, schema), schema)
+    again = decode(encode(record, schema), schema, held=held(record))
     if Schema.of(again) != schema or dump(again) != dump(record):
         raise Broken(f"{name} changes when it is encoded and decoded")
 
 
 def _declared(task: Task, result: Result[Any, Any]) -> None:
     """Masks fit the layout and metrics fit the event log."""
-    for leaf, mask in result.masks.items():
-        known = task.layout.leaves.get(leaf)
-        if known is None or mask.dtype != torch.bool or tuple(mask.shape) != known.shape:
-            raise Broken(f"finish declares a mask {leaf!r} that is no bool tensor of its shape")
+    _fit(task, result.masks, "finish declares")
     try:
         json.dumps(dict(result.metrics))
     except TypeError as refusal:
         raise Broken(f"finish has a metric that is not a number: {refusal}") from refusal
+
+
+def _fit(task: Task, masks: Masks, who: str) -> None:
+    for leaf, mask in masks.items():
+        known = task.layout.leaves.get(leaf)
+        if known is None or mask.dtype != torch.bool or tuple(mask.shape) != known.shape:
+            raise Broken(f"{who} a mask {leaf!r} that is no bool tensor of its shape")
+
+
+def _measures(bench: Bench) -> None:
+    """What a method shows of its state fits the layout and the event log; it need show nothing."""
+    measures = getattr(bench.method, "measures", None)
+    if measures is None:
+        return
+    _shown(bench.task, measures(bench.server(0), bench.init()))
+    for round in bench.history():
+        _shown(bench.task, measures(bench.server(round.number), round.merged))
+
+
+def _shown(task: Task, found: object) -> None:
+    if not isinstance(found, Measures):
+        raise Broken(f"measures returns a {type(found).__name__}, not gossamer.core.Measures")
+    _fit(task, found.masks, "measures shows")
+    for name, value in found.metrics.items():
+        if not isinstance(value, float | int) or not math.isfinite(value):
+            raise Broken(f"measures shows a metric {name!r} that is no finite number: {value!r}")
 
 
 def _named(bench: Bench) -> None:
@@ -315,6 +340,7 @@ PROMISES: dict[str, Promise] = {
     "a failed client can be left out": _failures,
     "order of arrival does not matter": _arrival,
     "models are whole": _models,
+    "measures fit the model": _measures,
     "epochs may be fractional": _fractions,
     "one worker equals two": _parallel,
     "resumed equals uninterrupted": _resumable,

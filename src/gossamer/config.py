@@ -15,6 +15,7 @@ import torch
 
 from gossamer import data, fields, models
 from gossamer.cost import Network
+from gossamer.data.budgets import are_shares
 from gossamer.data.federation import Federation
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.options import Options
@@ -35,7 +36,8 @@ class Experiment:
     valid: float = option(0.0, "part of each client's training data kept for validation", least=0)
     scale: Literal["normalised", "unit", "raw"] = option("normalised", "how inputs are scaled")
     augment: bool = option(False, "crop and mirror training images")
-    data_seed: int = option(-1, "seed of the partition; -1 means the seed of the run", least=-1)
+    data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
+    budgets: str = option("", "densities that clients afford: 0.2:40%,0.1:60%, or a CSV file")
     model: str = option("", "model: a name of `gossamer ls`, or my.py:build; empty: as suits")
     prunable: str = option("", "which tensors may be pruned: names or patterns, with commas")
     rounds: int = option(100, "rounds of communication", least=1)
@@ -43,6 +45,11 @@ class Experiment:
     wire: str = option("f32", "how numbers travel: f32 or f16, with +zstd or +ans behind it")
     precision: Precision = option("f32", "arithmetic of local training and evaluation")
     device: str = option("cpu", "where to compute: cpu, or cuda where there is one")
+
+    @property
+    def division_seed(self) -> int:
+        """Of the partition and the budgets: the seed of the run unless they have their own."""
+        return self.seed if self.data_seed < 0 else self.data_seed
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,12 @@ class Config:
             wish.data,
             wish.partition or None,
             wish.pool or None,
-            seed=wish.seed if wish.data_seed < 0 else wish.data_seed,
+            seed=wish.division_seed,
             least=None if wish.least < 0 else wish.least,
             valid=wish.valid,
             scale=wish.scale,
             augment=wish.augment,
+            budgets=wish.budgets or None,
         )
 
     def build_task(self, federation: data.Tensors | data.Synthetic) -> Task:
@@ -183,6 +191,8 @@ def anywhere(wish: Experiment) -> Experiment:
         wish = dataclasses.replace(wish, data=f"{form}:{Path(path).expanduser().resolve()}")
     if own and place.endswith(".py"):
         wish = dataclasses.replace(wish, model=f"{Path(place).expanduser().resolve()}:{rest}")
+    if wish.budgets and not are_shares(wish.budgets):
+        wish = dataclasses.replace(wish, budgets=str(Path(wish.budgets).expanduser().resolve()))
     return wish
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from fractions import Fraction
+from math import lcm
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -213,10 +216,98 @@ class Method(Protocol[S, C, D, W, U]):
 
 def sample(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
     """`count` clients drawn uniformly without replacement, in the order of their ids."""
+    _check_count(pool, count)
+    chosen = key.fold("cohort").numpy().choice(len(pool), size=count, replace=False, shuffle=False)
+    return [pool[index] for index in sorted(chosen.tolist())]
+
+
+def sample_by_budget(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
+    """`count` clients with every budget in its share of the pool, in the order of their ids.
+
+    Shares are rounded by largest remainder, and ties go to the larger budget, so that a budget has
+    the same number of clients in every cohort. With a single budget this is `sample`.
+    """
+    levels = levels_of(pool)
+    if len(levels.budgets) < 2:
+        return sample(key, pool, count)
+    _check_count(pool, count)
+    # The largest budget comes first because ties go to what comes first.
+    groups = list(zip(levels.budgets, levels.members, strict=True))[::-1]
+    chosen: list[int] = []
+    for (budget, members), share in zip(
+        groups, apportion(count, [len(members) for _, members in groups]), strict=True
+    ):
+        if share:
+            draw = key.fold("cohort", repr(budget)).numpy()
+            picked = draw.choice(len(members), size=share, replace=False, shuffle=False)
+            chosen += members[picked].tolist()
+    return [pool[index] for index in sorted(chosen)]
+
+
+def sample_richest(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
+    """Up to `count` clients of those with the largest budget, in the order of their ids.
+
+    All of them if there are fewer. With a single budget, and enough clients, this is `sample`.
+    """
+    _check_count(pool, min(count, len(pool)))
+    richest = levels_of(pool).members[-1]
+    draw, size = key.fold("cohort").numpy(), min(count, len(richest))
+    picked = draw.choice(len(richest), size=size, replace=False, shuffle=False)
+    return [pool[index] for index in sorted(richest[picked].tolist())]
+
+
+def _check_count(pool: Sequence[Client], count: int) -> None:
     if not 0 < count <= len(pool):
         raise ValueError(
             f"{count} clients per round asked for, but the pool has {len(pool)}; "
             f"use --clients {len(pool)} or fewer, or a larger --pool"
         )
-    chosen = key.fold("cohort").numpy().choice(len(pool), size=count, replace=False, shuffle=False)
-    return [pool[index] for index in sorted(chosen.tolist())]
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Who can afford what: each budget once, ascending, and the places of its clients."""
+
+    budgets: tuple[float, ...]
+    members: tuple[npt.NDArray[np.int64], ...]
+    """Places in the pool, ascending."""
+
+    @staticmethod
+    def of(budgets: npt.NDArray[np.float64]) -> Levels:
+        """From the budget of every client."""
+        values, level, sizes = np.unique(budgets, return_inverse=True, return_counts=True)
+        members = np.split(np.argsort(level, kind="stable"), np.cumsum(sizes)[:-1])
+        return Levels(tuple(values.tolist()), tuple(members[: len(values)]))
+
+
+@runtime_checkable
+class Levelled(Protocol):
+    """A pool that knows its levels without making a client of every row."""
+
+    def levels(self) -> Levels: ...
+
+
+def levels_of(pool: Sequence[Client]) -> Levels:
+    """The levels of any pool; one that does not know them is looked at client by client."""
+    if isinstance(pool, Levelled):
+        return pool.levels()
+    return Levels.of(np.array([client.budget for client in pool], np.float64))
+
+
+def budgets_of(pool: Sequence[Client]) -> tuple[float, ...]:
+    """Each budget in the pool once, ascending, to the digit as its clients have it."""
+    return levels_of(pool).budgets
+
+
+def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
+    """`total` in whole parts as the weights have it, by largest remainder; ties to the earlier."""
+    common = lcm(*(weight.denominator for weight in weights))
+    counts = [int(weight * common) for weight in weights]
+    whole = sum(counts)
+    parts = [total * count // whole for count in counts]
+    remainders = [total * count % whole for count in counts]
+    # A stable sort keeps the order of ties.
+    order = sorted(range(len(parts)), key=lambda index: -remainders[index])
+    for index in order[: total - sum(parts)]:
+        parts[index] += 1
+    return parts

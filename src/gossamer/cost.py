@@ -87,7 +87,7 @@ def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, fl
             case Revision():
                 bits = mask_bits(leaf.masks, accounting.mask_code)
             case Drawn():
-                bits = seed_bits(len(leaf.kept))
+                bits = 0.0 if accounting.mask_code == "none" else seed_bits(len(leaf.kept))
             case dict():
                 bits = mask_bits(leaf, accounting.mask_code)
             case _:
@@ -231,7 +231,7 @@ FLOPS: Mapping[str, Callable[[Effort], float]] = {
     "spafl": lambda effort: _spafl(effort, lambda d: d * (2 + d)),
     "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d, every_weight=True),
     "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
-    "flash": lambda effort: effort.macs(lambda d: 3 * d),
+    "flash": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
     "flash-dense-gradient": lambda effort: effort.macs(lambda d: 2 * d + 1),
     "swat": lambda effort: effort.macs(lambda d: 3 * d),
     "pffdst": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
@@ -240,9 +240,9 @@ FLOPS: Mapping[str, Callable[[Effort], float]] = {
 """Conventions by name. `passes`, the default: a training step is three forward passes, a masked
 layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
 SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
-are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, with
-a dense gradient of the weights in mask rounds as an option. `swat`: density on all three passes.
-`pffdst`: the gradient of the weights only where they are not frozen. `forward`: the forward pass
+are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, the
+last with gradients of all weights where a method needs them, or in `-dense-gradient` always. `swat`:
+density on all three passes. `pffdst`: the gradient of the weights only where they are not frozen. `forward`: the forward pass
 alone."""
 
 FlopsModel = Literal[

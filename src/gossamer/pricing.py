@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples
+from gossamer.data.arrays import Floats
+from gossamer.data.budgets import facts
 from gossamer.data.federation import Augment
 from gossamer.data.index import Pool
 from gossamer.engine.client import AnyMethod
@@ -82,9 +84,13 @@ def price(
     seed: int = 0,
     options: Options = Options(),
     wire: Mode = PLAIN,
+    budgets: Floats | None = None,
 ) -> Price:
-    """The price of a method for clients with so many examples each, of the task's shape."""
-    federation = Blank(task.layout.input, classes, pool, examples)
+    """The price of a method for clients with so many examples each, of the task's shape.
+
+    `budgets` has the density that each client can afford; left out, it is 1.
+    """
+    federation = Blank(task.layout.input, classes, pool, examples, budgets=budgets)
     stop = Stop()
     meter = _Meter(stop)
     run(
@@ -166,17 +172,23 @@ class Blank:
     examples: int
     name: str = "blank"
     augment: Augment | None = None
+    budgets: Floats | None = None
 
     @cached_property
     def pool(self) -> Sequence[Client]:
-        return Pool(np.full(self.size, self.examples), np.ones(self.size, np.float32))
+        return Pool(np.full(self.size, self.examples), self._budgets)
+
+    @property
+    def _budgets(self) -> Floats:
+        return np.ones(self.size, np.float32) if self.budgets is None else self.budgets
 
     @property
     def test(self) -> Examples:
         return self._blank(0)
 
     def describe(self) -> Mapping[str, Any]:
-        return {"name": self.name, "shape": self.input.shape, "classes": self.classes}
+        known = {"name": self.name, "shape": self.input.shape, "classes": self.classes}
+        return {**known, **facts(self._budgets)}
 
     def client(self, id: int) -> Data:
         return Data(self._blank(self.examples), self._blank(0), self._blank(0))

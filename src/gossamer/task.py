@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.core import Batch, Key, Masks, Params
 from gossamer.layout import Layout, Leaf
@@ -95,12 +96,7 @@ class Task:
 
     def logits(self, params: Params, x: Tensor, key: Key | None = None) -> Tensor:
         """The module's output; with a key in training mode, its dropout drawn from the key."""
-        runner = self._bound(params, key)
-        if self._formats is torch.contiguous_format:
-            x = x.contiguous()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
-            out = runner.module(x)
-        return cast(Tensor, out.float())
+        return self._forward(self._bound(params, key), x)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The criterion on a batch, in training mode."""
@@ -137,6 +133,30 @@ class Task:
         return Gradients(value.detach(), grads)
 
     @cached_property
+    def running_statistics(self) -> tuple[str, ...]:
+        """The means and variances that batch normalisation keeps; none where it keeps none."""
+        runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys(runner.running_statistics()))
+
+    def batch_statistics(self, params: Params, x: Tensor) -> Params:
+        """The running statistics that one batch alone would leave: its means, unbiased variances.
+
+        Only batch normalisation is in training mode, so nothing is dropped at random.
+        """
+        found = {name: torch.zeros_like(params[name]) for name in self.running_statistics}
+        runner = self._bound({**params, **found}, None)
+        with torch.no_grad(), runner.normalising_by_batch():
+            self._forward(runner, x)
+        return found
+
+    def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
+        if self._formats is torch.contiguous_format:
+            x = x.contiguous()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
+            out = runner.module(x)
+        return cast(Tensor, out.float())
+
+    @cached_property
     def _formats(self) -> torch.memory_format:
         """How images and filters are laid out: channels last, where that is safe.
 
@@ -171,6 +191,11 @@ class _Runner:
         self.module = module
         self._dropouts = dropouts
         self._slots = slots
+        self._norms = [
+            part
+            for part in module.modules()
+            if isinstance(part, _BatchNorm) and part.track_running_stats
+        ]
 
     def bind(self, params: Params, key: Key | None) -> None:
         try:
@@ -186,6 +211,29 @@ class _Runner:
         if key is not None:
             for index, dropout in enumerate(self._dropouts):
                 dropout.reset(key.fold("dropout", index))
+
+    def running_statistics(self) -> Iterator[str]:
+        stores = {id(norm._buffers) for norm in self._norms}
+        for store, leaf, name in self._slots:
+            if id(store) in stores and leaf in ("running_mean", "running_var"):
+                yield name
+
+    @contextmanager
+    def normalising_by_batch(self) -> Iterator[None]:
+        """Batch normalisation goes by its batch, and averages over the calls in it from zero on."""
+        before = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            # Without momentum, torch divides by this counter, which is no part of any model.
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.zero_()
+            norm.momentum = None
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, before, strict=True):
+                norm.momentum = momentum
+                norm.eval()
 
 
 def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str, str]]:

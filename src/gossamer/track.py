@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gossamer.engine.events import Clock, Evaluated, Event, RoundFinished, Sink, Started
+from gossamer.engine.events import Clock, Evaluated, Event, Measured, RoundFinished, Sink, Started
 
 
 def scalars(event: Event) -> dict[str, float]:
@@ -20,6 +20,19 @@ def scalars(event: Event) -> dict[str, float]:
                 "density": event.density,
                 **{f"train/{name}": value for name, value in event.metrics.items()},
             }
+        case Measured():
+            measured = {
+                # Not `density` alone: that is what clients declared, in the same round.
+                "density/global": event.density,
+                "mismatch": event.mismatch,
+                **{f"server/{name}": value for name, value in event.metrics.items()},
+                **{
+                    f"layer/{layer}/{name}": value
+                    for layer, figures in event.layers.items()
+                    for name, value in figures.items()
+                },
+            }
+            return {name: value for name, value in measured.items() if value is not None}
         case Evaluated():
             found = {
                 "accuracy/global": event.global_accuracy,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.progress import Lines, Live, failure
-from gossamer.engine.events import ClientFailed, Clock, Evaluated, RoundFinished
+from gossamer.engine.events import ClientFailed, Clock, Evaluated, Measured, RoundFinished
 
 from .test_stopping import Command
 
@@ -36,6 +36,16 @@ def test_a_pipe_gets_the_line_of_a_round_as_soon_as_it_is_evaluated() -> None:
     lines.emit(evaluated(1), CLOCK)
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("round 1/5") and "accuracy 0.8123" in line and "2 Gbit" in line
+
+
+def test_the_line_of_a_round_waits_for_its_evaluation_behind_its_measures() -> None:
+    stream = io.StringIO()
+    lines = Lines(5, stream)
+    lines.emit(finished(1), CLOCK)
+    lines.emit(Measured(1, 0.1, None, {}, {}), CLOCK)
+    lines.emit(evaluated(1), CLOCK)
+    (line,) = stream.getvalue().splitlines()
+    assert "accuracy 0.8123" in line and "density 0.5" in line
 
 
 def test_the_validation_figure_is_shown_where_there_is_one() -> None:

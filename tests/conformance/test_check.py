@@ -30,7 +30,7 @@ from gossamer import (
     sample,
 )
 from gossamer.check import PROMISES, Finding, check
-from gossamer.core import Masks
+from gossamer.core import Masks, Measures
 from gossamer.methods import dense
 from gossamer.methods.dense import Down, Local, Up, Work
 from gossamer.methods.fedavg import Server
@@ -292,6 +292,75 @@ class ReadsTwice(FedAvg):
         return Server(params)
 
 
+# what it shows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShowsWeights(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures({"0.weight": state.params["0.weight"]})
+
+
+@dataclass(frozen=True)
+class ShowsAnotherShape(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures({"0.weight": state.params["0.weight"].flatten() > 0})
+
+
+@dataclass(frozen=True)
+class ShowsStrangers(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures({"head": torch.ones(2, dtype=torch.bool)})
+
+
+@dataclass(frozen=True)
+class ShowsInfinity(FedAvg):
+    """All is well until there is a second round."""
+
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures(metrics={"ratio": float("inf") if ctx.round == 2 else 1.0})
+
+
+@dataclass(frozen=True)
+class ShowsATensor(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures(metrics={"norm": state.params["0.weight"].norm()})  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class ShowsADictionary(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Any:
+        return {"density": 1.0}
+
+
+@dataclass(frozen=True)
+class ShowsNoise(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures(metrics={"noise": random.random()})
+
+
+@dataclass(frozen=True)
+class CountsWhatItShows(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        KEPT["shown"] = KEPT.get("shown", 0) + 1
+        return Measures(metrics={"shown": float(KEPT["shown"])})
+
+
+@dataclass(frozen=True)
+class MeasuresInPlace(FedAvg):
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return Measures({"0.weight": state.params["0.weight"].abs_() > 0})
+
+
+@dataclass(frozen=True)
+class ShowsHalf(FedAvg):
+    """As it should be."""
+
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        masks = {name: state.params[name] > 0 for name in ctx.task.layout.prunable}
+        return Measures(masks, {"round": ctx.round})
+
+
 # the model, the job, the runs -------------------------------------------------------------------
 
 
@@ -391,6 +460,15 @@ BAD: list[tuple[Any, str, str]] = [
     (PartialModel(), "models are whole", "lacks the tensor '0.bias'"),
     (ForgetsStatistics(), "models are whole", "running_mean.*with batch normalisation"),
     (LopsidedEnsemble(), "models are whole", "has 2 members and other weights"),
+    (ShowsWeights(), "measures fit the model", "shows a mask '0.weight' that is no bool tensor"),
+    (ShowsAnotherShape(), "measures fit the model", "shows a mask '0.weight' .* of its shape"),
+    (ShowsStrangers(), "measures fit the model", "shows a mask 'head'"),
+    (ShowsInfinity(), "measures fit the model", "a metric 'ratio' that is no finite number: inf"),
+    (ShowsATensor(), "measures fit the model", "a metric 'norm' that is no finite number"),
+    (ShowsADictionary(), "measures fit the model", "returns a dict, not gossamer.core.Measures"),
+    (ShowsNoise(), "global seeds do not matter", "measures of round 0 depends"),
+    (CountsWhatItShows(), "calls can be repeated", "measures of round 0 .* called again"),
+    (MeasuresInPlace(), "inputs stay unchanged", "measures of round 0 changes its argument"),
     (WholeEpochsOnly(), "epochs may be fractional", "AssertionError: whole epochs only"),
     (ThreadsCount(), "one worker equals two", "the final state of a run is another one"),
     (NotInTheState(), "resumed equals uninterrupted", "another one when it is resumed after"),
@@ -438,6 +516,10 @@ def test_a_check_touches_neither_global_generators_nor_threads() -> None:
 
 def test_a_method_that_names_its_forms_keeps_every_promise() -> None:
     assert [finding for finding in check(SaysSo()) if not finding.ok] == []
+
+
+def test_a_method_that_shows_its_masks_keeps_every_promise() -> None:
+    assert [finding for finding in check(ShowsHalf(), rounds=2) if not finding.ok] == []
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gossamer.core import Key
 from gossamer.data import Arrays, Federation, Images, Index, Labels, Tensors, federation
-from gossamer.data.tensors import deal_budgets, hold_out
+from gossamer.data.tensors import hold_out
 
 
 def colours(train: int = 60, test: int = 20) -> Arrays:
@@ -97,18 +97,6 @@ def test_holding_out_takes_random_rows() -> None:
 def test_valid_must_leave_something_to_train_on() -> None:
     with pytest.raises(ValueError, match=r"valid is 1\.0, but must be a fraction"):
         federation(colours(), pool=5, valid=1.0)
-
-
-def test_budgets_are_dealt_in_equal_shares() -> None:
-    dealt = deal_budgets((0.2, 0.2, 0.1), 30, Key(0))
-    assert np.isclose(dealt, 0.2).sum() == 20
-    assert np.isclose(dealt, 0.1).sum() == 10
-    assert deal_budgets(None, 3, Key(0)).tolist() == [1, 1, 1]
-    exact = federation(colours(), pool=3, budgets=(0.3, 0.2, 0.15))
-    assert [client.budget for client in exact.pool] == [0.3, 0.2, 0.15]
-    for bad in ((), (0.0,), (1.5,), (0.1,) * 4):
-        with pytest.raises(ValueError, match="do not fit 3 clients"):
-            deal_budgets(bad, 3, Key(0))
 
 
 def test_augmentation_is_there_when_asked_for() -> None:

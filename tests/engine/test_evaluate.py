@@ -20,7 +20,7 @@ from gossamer.engine.workers import Workers
 from gossamer.methods.dense import Local, Up, Work
 from gossamer.methods.fedavg import Server
 from gossamer.wire import dump, record_types
-from helpers import Toy, fedavg, linear, mlp, normed, server_ctx
+from helpers import Toy, fedavg, linear, mlp, server_ctx
 
 METHOD = FedAvg()
 
@@ -123,100 +123,6 @@ def test_without_a_server_test_set_only_clients_are_tested(
     )
     assert found.global_accuracy is None and found.global_loss is None
     assert found.clients == 6 and found.personal_mean is not None
-
-
-PASSES: list[int] = []
-"""How many examples each forward pass had."""
-
-
-class Counted(nn.Module):
-    """Normalises, so that it has running statistics, and notes that it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(5)
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        PASSES.append(len(x))
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-
-def passes(evaluate: Evaluator, ctx: Ctx, state: Server, store: Store) -> list[int]:
-    """The forward passes of an evaluation, but for that of the global model."""
-    PASSES.clear()
-    evaluate(ctx, state, store)
-    assert PASSES[0] == 100
-    return PASSES[1:]
-
-
-def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -> None:
-    task, federation = Task.of(Counted(), torch.zeros(2, 5)), Toy(rows=True)
-    method = replace(METHOD, buffers="local")
-    ctx, workers = server_ctx(task), Workers(task, 1)
-    evaluate = Evaluator(method, federation, workers, Options())
-    store = Store(tmp_path, record_types(method))
-    state, other = Server(task.init(Key(1))), Server(task.init(Key(2)))
-
-    def keep(client: int, round: int, number: float) -> None:
-        own = {name: tensor + number for name, tensor in task.buffers().items()}
-        store.put(client, round, dump(Local(own)))
-
-    keep(1, 1, 1.0)
-    keep(4, 1, 4.0)
-    federation.asked.clear()
-    assert passes(evaluate, ctx, state, store) == [17, 16]
-    assert passes(evaluate, ctx, state, store) == []
-    keep(4, 2, 9.0)
-    assert passes(evaluate, ctx, state, store) == [16]
-    assert passes(evaluate, ctx, state, store) == []
-    assert federation.asked == []  # test data are rows of the server's: nobody's were gathered
-    assert passes(evaluate, ctx, other, store) == [17, 16]
-    assert passes(evaluate, ctx, state, store) == [17, 16]
-    # After a round in which all models changed, none is digested: one that stays is run once more.
-    assert passes(evaluate, ctx, state, store) == [17, 16]
-    assert passes(evaluate, ctx, state, store) == []
-    fresh = Evaluator(method, federation, workers, Options())
-    assert evaluate(ctx, state, store) == fresh(ctx, state, store)
-
-
-def test_a_model_that_changed_where_no_glance_falls_is_evaluated_again(tmp_path: Path) -> None:
-    """Weights of 20 x 500 numbers, of which a glance sees every 157th; one other one changes."""
-    module = nn.Sequential(nn.Linear(5, 20), nn.BatchNorm1d(20), nn.Linear(20, 500))
-    task, federation = Task.of(module, torch.zeros(2, 5)), Toy(rows=True)
-    method = replace(METHOD, buffers="local")
-    ctx, workers = server_ctx(task), Workers(task, 1)
-    evaluate = Evaluator(method, federation, workers, Options())
-    store = Store(tmp_path, record_types(method))
-    store.put(0, 1, dump(Local(task.buffers())))
-    params = task.init(Key(1))
-    changed = params["2.weight"].clone()
-    changed[federation.test.y[0], 1] = 1e9  # the second number of a row of twenty
-    first = evaluate(ctx, Server(params), store)
-    second = evaluate(ctx, Server({**params, "2.weight": changed}), store)
-    fresh = Evaluator(method, federation, workers, Options())
-    assert second == fresh(ctx, Server({**params, "2.weight": changed}), store)
-    assert second.personal_mean != first.personal_mean
-
-
-def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> None:
-    """Client 2 keeps statistics of its own, which make another model of the shared one."""
-    task, federation = normed(), Toy(rows=True, test=300)
-    method = replace(METHOD, buffers="local")
-    ctx, workers = server_ctx(task), Workers(task, 1)
-    state = Server(task.init(Key(1)))
-    store = Store(tmp_path, record_types(method))
-    local = Local({"1.running_mean": torch.arange(8.0) - 4, "1.running_var": torch.full((8,), 0.1)})
-    store.put(2, 1, dump(local))
-    found = Evaluator(method, federation, workers, Options())(ctx, state, store)
-    each = []
-    for id in range(6):
-        model = method.model(ctx, state, local if id == 2 else None)
-        each.append(mark(task, model, federation.client(id).test).right.mean())
-    assert found.personal_mean == pytest.approx(np.mean(each))
-    shared = mark(task, state.params, federation.client(2).test).right.mean()
-    assert each[2] != shared
 
 
 def test_an_ensemble_predicts_the_weighted_mean_of_probabilities(workers: Workers) -> None:

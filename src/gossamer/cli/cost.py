@@ -14,7 +14,9 @@ from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, tabl
 from gossamer.cli.progress import bits
 from gossamer.cli.run import refusing
 from gossamer.config import Config, Experiment, absolute, find_method
+from gossamer.core import Key
 from gossamer.data import SOURCES
+from gossamer.data.budgets import deal_budgets
 from gossamer.engine import Options, events
 from gossamer.pricing import Bits, Line, Price, price
 from gossamer.task import Task
@@ -96,6 +98,8 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
             f"{clients} clients per round asked for, but the pool has {pool}; "
             f"use --clients {pool} or fewer, or a larger --pool"
         )
+    key = Key(wish.division_seed).fold("data", "budgets")
+    budgets = deal_budgets(wish.budgets or None, pool, key)
     dtype = torch.float32 if len(shape) == 3 or not source else _dtype(wish.data)
     name = wish.model or models.default(shape, dtype)
     module = models.build(name, shape, classes)
@@ -112,6 +116,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
         seed=wish.seed,
         options=config.options,
         wire=Mode.parse(wish.wire),
+        budgets=budgets,
     )
     return found, clients
 

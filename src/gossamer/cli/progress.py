@@ -15,6 +15,7 @@ from gossamer.engine.events import (
     Evaluated,
     Event,
     Finished,
+    Measured,
     Sink,
 )
 from gossamer.engine.events import RoundFinished as Round
@@ -94,7 +95,7 @@ class Lines:
         self._pending = False
 
     def emit(self, event: Event, clock: Clock) -> None:
-        if self._pending and not isinstance(event, Evaluated):
+        if self._pending and not isinstance(event, Evaluated | Measured):
             self._print()
         self._figures.see(event, clock)
         match event:

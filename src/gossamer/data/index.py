@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 
-from gossamer.core import Client
+from gossamer.core import Client, Levels
 from gossamer.data.arrays import Floats, Ints
 
 
@@ -85,5 +86,18 @@ class Pool(Sequence[Client]):
         if isinstance(index, slice):
             return [self[id] for id in range(*index.indices(len(self)))]
         id = range(len(self))[index]
-        # A float32 budget such as 0.15 is rounded back to the decimal that was asked for.
-        return Client(id, int(self.examples[id]), round(float(self.budgets[id]), 6))
+        return Client(id, int(self.examples[id]), as_asked(float(self.budgets[id])))
+
+    def levels(self) -> Levels:
+        """Each budget once, as clients have it, and who has it."""
+        return self._levels
+
+    @cached_property
+    def _levels(self) -> Levels:
+        values, level = np.unique(self.budgets, return_inverse=True)
+        return Levels.of(np.array([as_asked(value) for value in values.tolist()])[level])
+
+
+def as_asked(budget: float) -> float:
+    """A float32 budget such as 0.15 rounded back to the decimal that was asked for."""
+    return round(budget, 6)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays, Scale
+from gossamer.data.budgets import deal_budgets
 from gossamer.data.download import Progress, bar, fetch
 from gossamer.data.partitions import parse
 from gossamer.data.sources import FORMATS, SOURCES
@@ -26,7 +27,7 @@ def federation(
     valid: float = 0.0,
     scale: Scale = "normalised",
     augment: bool = False,
-    budgets: Sequence[float] | None = None,
+    budgets: str | Sequence[float] | None = None,
 ) -> Tensors | Synthetic:
     """Divides a data set among clients; the same arguments give the same federation anywhere.
 
@@ -36,7 +37,8 @@ def federation(
     others. `pool` is the number of clients: 100 (500 under `pachinko`, everyone under `natural`)
     unless given. `least` is the fewest training examples a client may have, `valid` the fraction of
     them moved to validation. `scale` is `normalised`, `unit` for [0, 1] or `raw` for 0..255.
-    `augment` crops and mirrors training images. `budgets` are dealt to the clients.
+    `augment` crops and mirrors training images. `budgets` are densities that clients can afford:
+    shares such as `0.2:40%,0.1:60%`, a CSV file, or numbers that are dealt to the clients.
     """
     if pool is not None and pool < 1:
         raise ValueError(f"a pool of {pool} clients is empty; use --pool 1 or more")
@@ -52,7 +54,10 @@ def federation(
         if augment:
             raise ValueError(f"{name} has no pictures to crop and mirror; leave out augment")
         alpha, beta = _numbers(name)
-        return Synthetic(key, pool or 100, alpha, beta, valid, budgets=budgets)
+        clients = pool or 100
+        if budgets is not None:  # dealt now, so that a wrong one is refused before any work
+            budgets = tuple(deal_budgets(budgets, clients, key.fold("budgets")).tolist())
+        return Synthetic(key, clients, alpha, beta, valid, budgets=budgets)
     arrays = load(name, key) if isinstance(name, str) else name
     if partition is None:
         source = SOURCES.get(arrays.name)

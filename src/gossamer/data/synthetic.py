@@ -21,9 +21,9 @@ import torch
 
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Floats, Ints
+from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
 from gossamer.data.index import Pool
-from gossamer.data.tensors import deal_budgets
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,11 @@ class Synthetic:
 
     @cached_property
     def pool(self) -> Sequence[Client]:
-        budgets = deal_budgets(self.budgets, self.clients, self.key.fold("budgets"))
-        return Pool(self._parts(self._sizes)[0], budgets)
+        return Pool(self._parts(self._sizes)[0], self._budgets)
+
+    @cached_property
+    def _budgets(self) -> Floats:
+        return deal_budgets(self.budgets, self.clients, self.key.fold("budgets"))
 
     @cached_property
     def test(self) -> Examples:
@@ -122,6 +125,7 @@ class Synthetic:
             "largest": int(sizes.max()),
             "scale": "raw",
             "augment": False,
+            **facts(self._budgets),
         }
 
     def _draw(self, key: Key, count: int) -> tuple[Floats, Ints]:

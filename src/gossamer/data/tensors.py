@@ -11,6 +11,7 @@ import torch
 
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import SCALES, Arrays, Floats, Ints, Rows, Scale
+from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
 from gossamer.data.index import Index, Pool, Split
 
@@ -87,6 +88,7 @@ class Tensors:
             "scale": self.scale,
             "augment": self.augment is not None,
             **self.arrays.kind.facts(self.scale),
+            **facts(self.budgets),
         }
 
     def _examples(self, x: Rows, y: Ints, rows: Ints) -> Examples:
@@ -101,7 +103,7 @@ def federate(
     valid: float = 0.0,
     scale: Scale = "normalised",
     augment: bool = False,
-    budgets: Sequence[float] | None = None,
+    budgets: str | Sequence[float] | None = None,
 ) -> Tensors:
     """The federation that a split of the arrays makes; see `gossamer.data.federation`."""
     if scale not in SCALES:
@@ -134,21 +136,3 @@ def hold_out(train: Index, fraction: float, key: Key) -> tuple[Index, Index]:
         for chosen, number in ((~held, sizes - moved), (held, moved))
     )
     return kept, taken
-
-
-def deal_budgets(budgets: Sequence[float] | None, pool: int, key: Key) -> Floats:
-    """One budget per client: a list as long as the pool is taken as it is, a shorter one is dealt.
-
-    Dealt means repeated to the length of the pool and shuffled, so that each entry of the list goes
-    to the same number of clients: (0.2, 0.2, 0.1) gives two thirds of them 0.2.
-    """
-    given = np.asarray([1.0] if budgets is None else budgets, np.float32)
-    if not 0 < len(given) <= pool or not np.all((given > 0) & (given <= 1)):
-        raise ValueError(
-            f"budgets {list(budgets or ())} do not fit {pool} clients; give 1 to {pool} numbers "
-            f"above 0 and up to 1"
-        )
-    if len(given) == pool:
-        return given
-    repeated = np.resize(given, pool)
-    return repeated if len(given) == 1 else key.numpy().permutation(repeated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gossamer.data.federation import Federation
 from gossamer.engine.client import AnyMethod, rows
 from gossamer.engine.events import Evaluated
 from gossamer.engine.options import Options
+from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.layout import Layout
@@ -99,7 +100,10 @@ def check_selection(options: Options, federation: Federation) -> None:
 
 
 class Evaluator:
-    """Evaluates a run's models; a personal model that did not change keeps its figures."""
+    """Evaluates a run's models; a personal model that did not change keeps its figures.
+
+    Models of a method with static batch normalisation are calibrated before they are tested.
+    """
 
     def __init__(
         self,
@@ -113,18 +117,21 @@ class Evaluator:
         self._workers = workers
         self._options = options
         self._valid = options.select == "valid"
+        static = getattr(method, "bn", "running") == "static"
+        self._calibration = Calibration(federation, workers) if static else None
         self._examples = _Examples(federation)
         self._known: dict[int, _Known] = {}
         self._settled = True
         """Whether models tend to stay as they were: only then are digests worth their time."""
 
     def __call__(self, ctx: Ctx, state: Any, store: Store) -> Evaluated:
-        shared = self._method.model(ctx, state, None)
+        bare = self._method.model(ctx, state, None)
+        shared = self._calibration.shared(ctx.task, bare) if self._calibration else bare
         test = self._federation.test
         wanted = self._options.global_model and len(test)
         marks = mark_all(self._workers, shared, test) if wanted else None
         personal = self._options.personal
-        found = self._clients(ctx, state, store, shared, marks) if personal else []
+        found = self._clients(ctx, state, store, bare, shared, marks) if personal else []
         accuracies = _present(each.test for each in found)
         valid = _present(each.valid for each in found)
         densities = _present(each.density for each in found)
@@ -141,11 +148,13 @@ class Evaluator:
         )
 
     def _clients(
-        self, ctx: Ctx, state: Any, store: Store, shared: Model, marks: Marks | None
+        self, ctx: Ctx, state: Any, store: Store, bare: Model, shared: Model, marks: Marks | None
     ) -> list[Figures]:
-        """Every client's figures, in the order of ids; densities only if models are personal."""
+        """Every client's figures, in the order of ids; densities only if models are personal.
+
+        `bare` is the global model as the method has it, `shared` as it is tested.
+        """
         keeps = set(store.clients())
-        common = density(ctx.task.layout, shared) if keeps else None
         found: dict[int, Figures] = {}
         apart = []
         for client in self._federation.pool:
@@ -153,18 +162,24 @@ class Evaluator:
             if client.id in keeps or self._valid or chosen is None or marks is None:
                 apart.append(client.id)
             else:
-                found[client.id] = Figures(_share(marks.right[chosen]), None, common)
+                found[client.id] = Figures(_share(marks.right[chosen]), None, None)
 
         def one(task: Task, client: int) -> tuple[Figures, bool | None]:
             if client in keeps:
-                return self._own(task, self._method.model(ctx, state, store.get(client)), client)
-            return self._measure(task, shared, client, common, marks), None
+                model = self._method.model(ctx, state, store.get(client))
+                if not _is_global(model, bare):
+                    return self._own(task, model, client)
+            return self._measure(task, shared, client, None, marks), None
 
         looked = self._workers.map(one, apart)
         compared = [same for _, same in looked if same is not None]
         self._settled = any(compared) if compared else self._settled
         found |= {id: figures for id, (figures, _) in zip(apart, looked, strict=True)}
-        return [found[id] for id in sorted(found)]
+        listed = [found[id] for id in sorted(found)]
+        if not _present(each.density for each in listed):
+            return listed
+        common = density(ctx.task.layout, bare)
+        return [replace(each, density=common) if each.density is None else each for each in listed]
 
     def _own(self, task: Task, model: Model, client: int) -> tuple[Figures, bool | None]:
         """Figures of a client's own model, and whether it looks like the last one, if any.
@@ -177,7 +192,10 @@ class Evaluator:
         digest = _digest(model) if same or self._settled else None
         if known and same and known.digest == digest:
             return known.figures, True
-        figures = self._measure(task, model, client, density(task.layout, model), None)
+        kept = density(task.layout, model)
+        if self._calibration:
+            model = self._calibration.own(task, model, client)
+        figures = self._measure(task, model, client, kept, None)
         self._known[client] = _Known(glance, digest, figures)
         return figures, same
 
@@ -248,6 +266,13 @@ class _Known:
     glance: bytes
     digest: bytes | None
     figures: Figures
+
+
+def _is_global(model: Model, shared: Model) -> bool:
+    """Whether what a client keeps leaves the global model as it is, down to its very tensors."""
+    if isinstance(model, Ensemble) or isinstance(shared, Ensemble):
+        return False
+    return model.keys() == shared.keys() and all(model[name] is shared[name] for name in shared)
 
 
 def _present(values: Iterable[float | None]) -> list[float]:

@@ -101,6 +101,20 @@ class RoundFinished:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a method's `measures` shows of the server, after a round and before the first."""
+
+    round: int
+    density: float | None
+    """Active entries of all masks together; None if there are only metrics."""
+    mismatch: float | None
+    """The Jaccard distance that the round moved the masks by; None if there is nothing before."""
+    layers: Mapping[str, Mapping[str, float | None]]
+    """For every mask its own `density` and `mismatch`."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Accuracy after a round.
 
@@ -120,7 +134,7 @@ class Evaluated:
     """Clients in the personal figures."""
     valid_mean: float | None = None
     personal_density: float | None = None
-    """Prunable weights that are not zero, mean over all clients; None if nobody keeps a state."""
+    """Prunable weights that are not zero, mean over all clients; None if nobody has its own."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,9 @@ class Finished:
     """The data on which the best round was chosen; figures are always those on test data."""
 
 
-Event: TypeAlias = Started | ClientFinished | ClientFailed | RoundFinished | Evaluated | Finished
+Event: TypeAlias = (
+    Started | ClientFinished | ClientFailed | RoundFinished | Measured | Evaluated | Finished
+)
 
 
 class Sink(Protocol):

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gossamer import fields
-from gossamer.core import Client, Ctx, Key
+from gossamer.core import Client, Ctx, Key, Measures, budgets_of
 from gossamer.cost import Accounting, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
@@ -22,25 +20,18 @@ from gossamer.engine.checkpoint import Progress
 from gossamer.engine.client import Abandoned, AnyMethod, ClientError
 from gossamer.engine.conversation import Conversations, Reply
 from gossamer.engine.evaluate import Evaluator, check_selection
-from gossamer.engine.events import (
-    ClientFailed,
-    ClientFinished,
-    Clock,
-    Event,
-    EventLog,
-    Finished,
-    Sink,
-)
+from gossamer.engine.events import Clock, Event, EventLog, Finished, Sink
+from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
 from gossamer.engine.summary import (
     UNKNOWN,
     Summary,
+    advanced,
     best,
     plain_settings,
     round_finished,
     run_started,
-    spent,
 )
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
 from gossamer.task import Task
@@ -110,7 +101,7 @@ def check(
 ) -> None:
     """Raises what `run` would raise before its first round, and leaves no trace."""
     _check(method, federation, rounds, options)
-    method.init(_server_ctx(task, Key(seed), 0, rounds))
+    method.init(_server_ctx(task, Key(seed), 0, rounds, budgets_of(federation.pool)))
 
 
 def _check(method: AnyMethod, federation: Federation, rounds: int, options: Options) -> None:
@@ -120,9 +111,9 @@ def _check(method: AnyMethod, federation: Federation, rounds: int, options: Opti
     check_selection(options, federation)
 
 
-def _server_ctx(task: Task, key: Key, number: int, rounds: int) -> Ctx:
+def _server_ctx(task: Task, key: Key, number: int, rounds: int, budgets: tuple[float, ...]) -> Ctx:
     own = key.fold("server", "round", number)
-    return Ctx(task, number, rounds, own, key.fold("common"))
+    return Ctx(task, number, rounds, own, key.fold("common"), budgets=budgets)
 
 
 class _Engine:
@@ -147,6 +138,7 @@ class _Engine:
         self.method = method
         self.task = task
         self.federation = federation
+        self.budgets = budgets_of(federation.pool)
         self.rounds = rounds
         self.key = Key(seed)
         self.out = out
@@ -179,6 +171,7 @@ class _Engine:
             checkpoint.check_continues(found, self.out, self.identity())
             self.progress = found.progress
             self.state = load(found.server, self.types)
+        self.shown = measures(self.method, self.server_ctx(self.progress.round), self.state)
         checkpoint.ready(self.out, 3 * len(dump(self.state)) + 2**20)
         self.folder.mkdir(exist_ok=True)
         self.store = Store(self.folder, self.types)
@@ -205,6 +198,8 @@ class _Engine:
         if found is None:
             what = (self.method, self.name, self.rounds, self.key.seed)
             self.emit(run_started(*what, self.federation, self.task.layout))
+            if self.shown.masks:
+                self.measure(Measures())
             self.assess()
             self.save()
         else:
@@ -274,31 +269,15 @@ class _Engine:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
-        self.account(number, finished, failures)
+        timed = self.network is not None
+        self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
         told = round_finished(self.progress, finished, failures)
         self.emit(told, time.perf_counter() - started)
+        before, self.shown = self.shown, measures(self.method, ctx, self.state)
+        self.measure(before)
         every = self.options.eval_every
         if every and (number % every == 0 or number == self.rounds):
             self.assess()
-
-    def account(
-        self, number: int, events: Sequence[ClientFinished], failures: Sequence[ClientFailed]
-    ) -> None:
-        """Adds a round to what the run has cost."""
-        seconds = None
-        if self.network:
-            slowest = max((event.device_seconds or 0.0 for event in events), default=0.0)
-            seconds = (self.progress.device_seconds or 0.0) + slowest
-        densities = [event.density for event in events]
-        self.progress = replace(
-            self.progress,
-            round=number,
-            cost=self.progress.cost + spent(events, failures),
-            density=float(np.mean(densities)) if densities else self.progress.density,
-            seconds=self.seconds(),
-            device_seconds=seconds,
-            failed=self.progress.failed + len(failures),
-        )
 
     # clients -----------------------------------------------------------------------------------
 
@@ -320,7 +299,12 @@ class _Engine:
     # what surrounds it -------------------------------------------------------------------------
 
     def server_ctx(self, number: int) -> Ctx:
-        return _server_ctx(self.task, self.key, number, self.rounds)
+        return _server_ctx(self.task, self.key, number, self.rounds, self.budgets)
+
+    def measure(self, before: Measures) -> None:
+        """Tells what the method shows of its state now, and how far it moved from before."""
+        if found := measured(self.progress.round, before, self.shown):
+            self.emit(found)
 
     def assess(self) -> None:
         if not self.options.eval_every:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,30 @@ def environment() -> dict[str, str]:
 def plain_settings(method: object) -> dict[str, Any]:
     """A method's settings by name, as the log and the command line have them."""
     return {item.name: fields.plain(item) for item in fields.settings(method)}
+
+
+def advanced(
+    progress: Progress,
+    finished: Sequence[ClientFinished],
+    failures: Sequence[ClientFailed],
+    timed: bool,
+    seconds: float,
+) -> Progress:
+    """One round further: what it cost is added, on devices as long as its slowest client took."""
+    devices = None
+    if timed:
+        slowest = max((event.device_seconds or 0.0 for event in finished), default=0.0)
+        devices = (progress.device_seconds or 0.0) + slowest
+    densities = [event.density for event in finished]
+    return replace(
+        progress,
+        round=progress.round + 1,
+        cost=progress.cost + spent(finished, failures),
+        density=float(np.mean(densities)) if densities else progress.density,
+        seconds=seconds,
+        device_seconds=devices,
+        failed=progress.failed + len(failures),
+    )
 
 
 def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:

@@ -31,6 +31,7 @@ from gossamer.masks.average import Average, Averaging, masked_mean
 from gossamer.masks.densities import (
     Allocation,
     Densities,
+    Number,
     Rounding,
     Saturate,
     allocate,
@@ -74,6 +75,7 @@ __all__ = [
     "Decay",
     "Densities",
     "Growth",
+    "Number",
     "Redistribution",
     "Rounding",
     "Saturate",

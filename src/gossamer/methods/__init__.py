@@ -7,7 +7,11 @@ from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
+from gossamer.methods.flash import Flash, jmwst, pdst
+from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.lg_fedavg import LGFedAvg
+from gossamer.methods.nst import NST
+from gossamer.methods.nst import code_parity as nst_code
 from gossamer.methods.spafl import SpaFL, bytecode, release
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
@@ -23,6 +27,13 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "spafl-iclr-bytecode": bytecode(),
     "spafl-neurips-release": release(),
     "lg_fedavg": LGFedAvg(),
+    "nst": NST(),
+    "pdst": pdst(),
+    "spdst": Flash(),
+    "jmwst": jmwst(),
+    "nst-code": nst_code(NST()),
+    "spdst-code": flash_code(Flash()),
+    "jmwst-code": flash_code(jmwst()),
 }
 
-__all__ = ["METHODS", "FedAvg", "FedAvgM", "FedOpt", "FedProx", "LGFedAvg", "SpaFL"]
+__all__ = ["METHODS", "FedAvg", "FedAvgM", "FedOpt", "FedProx", "Flash", "LGFedAvg", "NST", "SpaFL"]

@@ -9,13 +9,18 @@ from typing import Any
 
 from gossamer.wire.codec import decode, encode
 from gossamer.wire.errors import WireError
+from gossamer.wire.kinds import whole
 from gossamer.wire.schema import Schema, Types
 
 MAGIC = b"GOSSAMER1\n"
 
 
 def dump(record: object) -> bytes:
-    """A record as bytes that explain themselves; `load` reads them."""
+    """A record as bytes that explain themselves; `load` reads them.
+
+    Whoever reads a file holds no masks, so masks are whole in it.
+    """
+    record = whole(record)
     schema = Schema.of(record)
     plain = json.dumps(schema.plain()).encode()
     return b"".join([MAGIC, struct.pack("<I", len(plain)), plain, encode(record, schema)])

@@ -1,0 +1,387 @@
+"""FLASH: find out how many weights each layer needs, then train few weights that all clients share.
+
+Babakniya, Kundu, Prakash, Niu, Avestimehr: Revisiting sparsity hunting in federated learning: why
+does sparsity consensus matter? TMLR 2023. https://openreview.net/forum?id=iHyhdpsnyi
+
+In the first round some clients learn masks of their own and send the density of each layer, nothing
+else. From these densities the server draws one random mask. With `mask_every` 0 it stays for good
+(SPDST); otherwise clients move it in every so many rounds and send it, and the server keeps the
+largest weights of the mean (JMWST). Without the first round it is PDST. Clients of a small budget
+train a part of the mask that lies inside those of larger ones.
+
+Differs from the paper: its learning rate grows as printed and falls here; layers that would be more
+than dense leave the rest to others; masks have exact counts.
+
+Differs from the authors' code: budgets belong to clients, frozen masks stay frozen, and the model
+that is tested has the density asked for. `code_parity` brings the code's ways back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import masks as rule
+from gossamer import merge
+from gossamer.core import (
+    Batch,
+    Client,
+    Ctx,
+    Exchange,
+    Job,
+    Key,
+    Masks,
+    Measures,
+    Params,
+    Result,
+    sample,
+    sample_by_budget,
+    sample_richest,
+)
+from gossamer.cost import Accounting
+from gossamer.fields import option
+from gossamer.masks import Allocation, Averaging, Saturate
+from gossamer.methods import sparse
+from gossamer.methods.masking import Masking
+from gossamer.methods.sparse import BatchNorm, Learning, Work
+from gossamer.optim import Training
+from gossamer.wire import Drawn, Packed, Revision, WireError
+
+SCHEDULE = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
+
+
+@dataclass(frozen=True)
+class Server:
+    params: Params
+    masks: tuple[Masks, ...]
+    """One set for each budget, ascending, each inside the next; the last is the model's."""
+    drawn: Drawn | None
+    """The seed of the masks, as long as they are as they were drawn."""
+    version: int
+    """Of the masks."""
+    held: Tensor
+    """By client id: the version that the client holds, or -1."""
+    union: Params
+    """The clients' mean before it was masked, where that is to be tested."""
+    union_density: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Asks how dense a client would make each layer."""
+
+    values: Packed
+    dense: Params
+    buffers: Params
+    mask: Drawn
+    budget: float | None
+    """Of a client that cannot afford the whole mask."""
+
+
+@dataclass(frozen=True)
+class Train:
+    values: Packed
+    dense: Params
+    buffers: Params
+    mask: Drawn | Revision | None
+    """Nothing, if the client holds it."""
+    budget: float | None
+
+
+Down = Probe | Train
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    densities: Tensor
+    """Of each layer that may be pruned."""
+
+
+@dataclass(frozen=True)
+class Update:
+    values: Packed
+    dense: Params
+    buffers: Params
+    mask: Revision | None
+    """In mask rounds only."""
+
+
+Up = Sensitivity | Update
+
+
+@dataclass(frozen=True)
+class Local:
+    masks: Masks
+
+
+@dataclass(frozen=True)
+class Flash:
+    clients: int = option(10, "clients per round", least=1)
+    training: Training = SCHEDULE
+    masking: Masking = Masking()
+    mask_every: int = option(0, "rounds between those in which masks move; 0: never", least=0)
+    learning: Learning = Learning()
+    probe_clients: int = option(10, "clients of the first round", least=1)
+    probe_epochs: float = option(10.0, "epochs in the first round", above=0)
+    probe_among: Literal["richest", "any"] = option("richest", "whose densities of layers count")
+    probe_saturate: Saturate = option("waterfill", "what a layer that would be over-full leaves")
+    reuse_init: bool = option(False, "go on with the weights that were probed")
+    resample: bool = option(False, "smaller budgets follow the largest weights in every round")
+    weighting: merge.Weighting = option("samples", "what a client counts for in the mean")
+    averaging: Literal["auto", "fedavg", "wfa"] = option(
+        "auto", "over all clients or over those with a weight; auto: these, if budgets differ"
+    )
+    eval_model: Literal["masked", "union"] = option(
+        "masked", "test the sparse model, or the mean that it is cut from"
+    )
+    bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
+    accounting: Accounting = Accounting(mask_code="none")
+
+    # server ---------------------------------------------------------------------------------------
+
+    def init(self, ctx: Ctx) -> Server:
+        self._check(ctx)
+        layout = ctx.task.layout
+        kind: Allocation = "uniform"
+        if self.masking.allocation != "sensitivity":
+            kind = self.masking.allocation
+        drawn = self.masking.seed(ctx, rule.allocate(layout, self.masking.density, kind), 0)
+        params = ctx.task.init(ctx.common.fold("init"))
+        nobody = torch.zeros(0, dtype=torch.int32)
+        return self._begun(ctx, params, drawn, 0, nobody)
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        if not self._probes(ctx):
+            return sample_by_budget(ctx.key, pool, self.clients)
+        if self.probe_among == "richest":
+            return sample_richest(ctx.key, pool, self.probe_clients)
+        return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        masks = state.masks[self.masking.level(ctx, client)]
+        parts = (
+            sparse.values(state.params, masks),
+            sparse.dense(ctx, state.params),
+            sparse.buffers(ctx, state.params, self.bn),
+        )
+        budget = client.budget if client.budget < self.masking.density else None
+        if self._probes(ctx):
+            assert state.drawn is not None
+            return Probe(*parts, state.drawn, budget)
+        if client.id < len(state.held) and int(state.held[client.id]) == state.version:
+            return Train(*parts, None, budget)
+        return Train(*parts, state.drawn or Revision(masks), budget)
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        if self._probes(ctx):
+            return self._allocated(ctx, state, exchanges)
+        met: list[int] = []
+        replies = self._replies(ctx, state, exchanges, met)
+        moves = self._moves(ctx)
+        average = rule.masked_mean(replies, self._averaging(ctx), None if moves else state.params)
+        if not met:
+            return state
+        params = {**state.params, **average.params}
+        masks, drawn = state.masks, state.drawn
+        if moves:
+            masks, drawn = self.masking.chosen(ctx, params, average), None
+        elif self.resample and len(masks) > 1:
+            masks, drawn = self.masking.levels(ctx, masks[-1], params), None
+        if self.masking.churn:
+            change = self.masking.churned(ctx, masks[-1])
+            masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
+            params, drawn = rule.masked(params, change.kept), None
+        version = state.version + (masks is not state.masks)
+        return Server(
+            rule.masked(params, masks[-1]),
+            masks,
+            drawn,
+            version,
+            _marked(state.held, met, state.version if version == state.version else -1),
+            params if self.eval_model == "union" else {},
+            _density(average.owned),
+        )
+
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+        """What the answer to a message looks like."""
+        names = ctx.task.layout.prunable
+        if isinstance(down, Probe):
+            return [Sensitivity(torch.zeros(len(names)))]
+        shapes = ctx.task.layout.leaves
+        blank = {name: torch.zeros(shapes[name].shape, dtype=torch.bool) for name in names}
+        mask = Revision(blank) if self._moves(ctx) else None
+        return [Update(down.values, down.dense, down.buffers, mask)]
+
+    # client ---------------------------------------------------------------------------------------
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        held = None if local is None else local.masks
+        masks = self.masking.told(ctx, down.mask, down.budget, held)
+        params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
+        if isinstance(down, Probe):
+            work = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
+            work.probe = True
+            return Job(work, self.probe_epochs, self.training.batch)
+        rate = self.training.rate(self._since_probe(ctx))
+        work = sparse.begin(ctx, params, masks, rate, self._moves(ctx))
+        return Job(work, self.training.epochs, self.training.batch)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        return sparse.step(ctx, self.training, self.learning, work, batch, self.masking.group)
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        if work.probe:
+            dense = rule.layer_densities(work.masks)
+            found = torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable])
+            return Result(Sensitivity(found), masks=work.masks, metrics=sparse.metrics(work))
+        update = Update(
+            sparse.values(work.params, work.masks),
+            sparse.dense(ctx, work.params),
+            sparse.buffers(ctx, work.params, self.bn),
+            Revision(work.masks, work.start) if work.moves else None,
+        )
+        return Result(
+            update,
+            None if work.moves else Local(work.start),
+            work.masks,
+            sparse.trained(self.learning, work),
+            sparse.metrics(work),
+        )
+
+    # anyone ---------------------------------------------------------------------------------------
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return state.union or state.params
+
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        """The masks of the model, and how much of it clients have in common or not."""
+        return Measures(state.masks[-1], {"union_density": state.union_density})
+
+    # when -----------------------------------------------------------------------------------------
+
+    def _probes(self, ctx: Ctx) -> bool:
+        return self.masking.allocation == "sensitivity" and ctx.round == 1
+
+    def _since_probe(self, ctx: Ctx) -> Ctx:
+        """Rounds counted without the first one, if that trains nothing."""
+        before = self.masking.allocation == "sensitivity"
+        return replace(ctx, round=ctx.round - before, rounds=ctx.rounds - before)
+
+    def _moves(self, ctx: Ctx) -> bool:
+        number = self._since_probe(ctx).round - 1
+        return self.mask_every > 0 and number % self.mask_every == 0
+
+    # masks ----------------------------------------------------------------------------------------
+
+    def _allocated(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
+    ) -> Server:
+        """The end of the first round: a new mask with the densities that clients found."""
+        layout = ctx.task.layout
+        found = [_sensitivity(exchange.up) for exchange in exchanges]
+        if not found:
+            return state
+        mean = torch.stack(found).double().mean(0).tolist()
+        measured = dict(zip(layout.prunable, mean, strict=True))
+        density = self.masking.density
+        shares = rule.sensitivity(layout, measured, density, self.probe_saturate)
+        params = state.params
+        if not self.reuse_init:
+            params = ctx.task.init(ctx.common.fold("init", 1))
+        drawn = self.masking.seed(ctx, shares, 1)
+        return self._begun(ctx, params, drawn, state.version + 1, state.held)
+
+    def _begun(self, ctx: Ctx, params: Params, drawn: Drawn, version: int, held: Tensor) -> Server:
+        top = self.masking.draw(ctx.task.layout, drawn)
+        masks = self.masking.levels(ctx, top, Key(drawn.seed))
+        params = rule.masked(params, top)
+        union = params if self.eval_model == "union" else {}
+        return Server(params, masks, drawn, version, held, union, _density(top))
+
+    # parts ----------------------------------------------------------------------------------------
+
+    def _replies(
+        self,
+        ctx: Ctx,
+        state: Server,
+        exchanges: Iterable[Exchange[Down, Up]],
+        met: list[int],
+    ) -> Iterator[tuple[Params, Masks, float]]:
+        for exchange in exchanges:
+            up, down = exchange.up, exchange.down
+            if not isinstance(up, Update):
+                raise WireError("densities of layers came back where weights were asked for")
+            masks = state.masks[self.masking.level(ctx, exchange.client)]
+            if up.mask is not None:
+                masks = sparse.affordable(self.learning, up.mask.masks, masks)
+            rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
+            whole = sparse.joined(ctx, up.values, masks, rest)
+            if self.bn == "static":
+                whole = {name: whole[name] for name in ctx.task.layout.parameters}
+            met.append(exchange.client.id)
+            yield whole, masks, merge.weight(exchange.client, self.weighting)
+
+    def _averaging(self, ctx: Ctx) -> Averaging:
+        if self.averaging != "auto":
+            return self.averaging
+        return "wfa" if len(self.masking.densities(ctx)) > 1 else "fedavg"
+
+    def _check(self, ctx: Ctx) -> None:
+        self.learning.check(self.training)
+        self.masking.check(ctx)
+        if self.masking.allocation == "sensitivity" and ctx.rounds < 2:
+            raise ValueError(
+                "the first round of FLASH finds densities and trains nothing; use --rounds 2 or "
+                "more, or --allocation erk, which needs no such round"
+            )
+
+
+def pdst() -> Flash:
+    """Random masks of one density in every layer, frozen."""
+    return Flash(masking=Masking(allocation="uniform"))
+
+
+def jmwst() -> Flash:
+    """Masks that clients move in every round."""
+    return Flash(mask_every=1)
+
+
+def code_parity(method: Flash) -> Flash:
+    """The ways of the released code, where they differ."""
+    return replace(
+        method,
+        training=replace(method.training, lr_horizon=1000, lr_lag=1),
+        masking=replace(method.masking, saturate="cap-ratio", rounding="floor", bernoulli=True),
+        learning=replace(method.learning, exact=False, growth="bernoulli"),
+        probe_among="any",
+        probe_saturate="clip",
+        resample=True,
+        weighting="uniform",
+        eval_model="union",
+    )
+
+
+def _sensitivity(up: Up) -> Tensor:
+    if not isinstance(up, Sensitivity):
+        raise WireError("weights came back where densities of layers were asked for")
+    if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
+        raise WireError("a density of a layer is not between 0 and 1")
+    return up.densities
+
+
+def _marked(held: Tensor, clients: list[int], version: int) -> Tensor:
+    """Who holds which version, after some clients received the newest or lost theirs."""
+    found = torch.full((max(len(held), max(clients) + 1),), -1, dtype=torch.int32)
+    found[: len(held)] = held
+    found[clients] = version
+    return found
+
+
+def _density(masks: Masks) -> float:
+    total = sum(mask.numel() for mask in masks.values())
+    return float(Fraction(sum(rule.count(masks).values()), max(total, 1)))

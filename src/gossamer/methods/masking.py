@@ -1,0 +1,149 @@
+"""Masks that a server shares with its clients: how they are found, drawn, moved and divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gossamer import masks as rule
+from gossamer.core import Client, Ctx, Key, Masks, Params
+from gossamer.fields import option
+from gossamer.layout import Layout
+from gossamer.masks import Average, Change, Number, Rounding, Saturate
+from gossamer.wire import Drawn, Revision
+
+LEVELS = 16
+"""Budgets that a server keeps masks for."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How dense a model is, which weights that means, and what clients of less budget have."""
+
+    density: float = option(0.05, "part of the prunable weights that is kept", above=0, most=1)
+    allocation: Literal["sensitivity", "uniform", "er", "erk", "erk-plus", "erk-feddst"] = option(
+        "sensitivity", "how densities of layers are found: by a first round of probing, or a rule"
+    )
+    saturate: Saturate = option(
+        "waterfill", "what a layer leaves that would be over-full when masks have moved"
+    )
+    rounding: Rounding = option("exact", "how counts of layers are rounded")
+    bernoulli: bool = option(False, "draw each weight of a mask by itself; counts differ then")
+    group: int = option(0, "N:M masks with groups of so many inputs; 0: no groups", least=0)
+    churn: float = option(0.0, "Jaccard distance that masks move between rounds", least=0, most=1)
+    churn_layers: str = option("", "where: e.g. 9-16 of the prunable layers, or names with commas")
+
+    def check(self, ctx: Ctx) -> None:
+        """Refuses what cannot be masked, or would leave a part of the model untrained."""
+        if not ctx.task.layout.prunable:
+            raise ValueError("this model has no layer that may be pruned; see --prunable")
+        densities = self.densities(ctx)
+        if densities[-1] < self.density:
+            raise ValueError(
+                f"the largest budget is {densities[-1]:g} and the density {self.density:g}, so a "
+                f"part of the model would never be trained; use --density {densities[-1]:g}"
+            )
+        if len(densities) > LEVELS:
+            raise ValueError(
+                f"clients have {len(densities)} budgets up to the density, and the server keeps "
+                f"masks for {LEVELS}; round them"
+            )
+        if self.group and len(densities) > 1:
+            raise ValueError(
+                "N:M masks cannot lie inside one another with the same groups; use --group or "
+                "--budgets, not both"
+            )
+        self._churned(ctx)
+
+    # from a seed ----------------------------------------------------------------------------------
+
+    def seed(self, ctx: Ctx, shares: Mapping[str, Number], number: int) -> Drawn:
+        """Random masks with these densities of layers, the `number`-th of a run."""
+        layout = ctx.task.layout
+        counts = rule.apportion(layout, shares, self.rounding)
+        shapes = {name: layout[name].shape for name in counts}
+        return Drawn.by(ctx.common.fold("masks", number), counts, shapes)
+
+    def draw(self, layout: Layout, drawn: Drawn) -> Masks:
+        """The masks that a seed stands for, at the server and at every client."""
+        if self.group:
+            return rule.random_groups(Key(drawn.seed), layout, drawn.kept, self.group)
+        if self.bernoulli:
+            return rule.random_masks(Key(drawn.seed), layout, drawn.kept, bernoulli=True)
+        return drawn.masks()
+
+    def told(
+        self, ctx: Ctx, message: Drawn | Revision | None, budget: float | None, held: Masks | None
+    ) -> Masks:
+        """What a client makes of a message about masks; none means those that it holds."""
+        match message:
+            case Drawn():
+                top = self.draw(ctx.task.layout, message)
+                if budget is None:
+                    return top
+                return rule.nested(top, [budget], Key(message.seed))[0]
+            case Revision():
+                return message.masks
+            case None if held is not None:
+                return held
+        raise ValueError("the server sent no mask to a client that holds none")
+
+    # by budget ------------------------------------------------------------------------------------
+
+    def densities(self, ctx: Ctx) -> list[float]:
+        """What clients can afford of the model, ascending, each density once."""
+        return sorted({self.affords(budget) for budget in ctx.budgets})
+
+    def affords(self, budget: float) -> float:
+        """The density that a client of a budget trains."""
+        return min(budget, self.density)
+
+    def level(self, ctx: Ctx, client: Client) -> int:
+        """Which of the densities is a client's."""
+        return self.densities(ctx).index(self.affords(client.budget))
+
+    def levels(self, ctx: Ctx, top: Masks, by: Key | Params) -> tuple[Masks, ...]:
+        """Masks for all densities, ascending, each inside the next, which end with `top`."""
+        return (*rule.nested(top, self.densities(ctx)[:-1], by), top)
+
+    # as they move ---------------------------------------------------------------------------------
+
+    def chosen(self, ctx: Ctx, params: Params, average: Average) -> tuple[Masks, ...]:
+        """The masks after clients moved theirs: the largest weights of the clients' mean."""
+        layout = ctx.task.layout
+        if len(self.densities(ctx)) > 1:
+            (top,) = rule.nested(average.owned, [self.density], params)
+        else:
+            shares = rule.sensitivity(layout, average.densities, self.density, self.saturate)
+            counts = rule.apportion(layout, shares, self.rounding)
+            if self.group:
+                top = rule.largest_in_groups(params, counts, self.group)
+            else:
+                top = rule.largest(params, counts, average.owned)
+        return self.levels(ctx, top, params)
+
+    def churned(self, ctx: Ctx, top: Masks) -> Change:
+        """Masks at the distance asked for from what they were, for an experiment's sake."""
+        return rule.churn(ctx.key.fold("churn"), top, self.churn, self._churned(ctx))
+
+    def _churned(self, ctx: Ctx) -> list[str] | None:
+        return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
+
+
+def layers(names: Sequence[str], wish: str) -> list[str]:
+    """Layers by number, as in `9-16` or `1,3`, counted from 1, or by name."""
+    found = []
+    for entry in (part.strip() for part in wish.split(",")):
+        first, _, last = entry.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            chosen = list(names[max(int(first) - 1, 0) : int(last or first)])
+        else:
+            chosen = [name for name in names if name == entry]
+        if not chosen:
+            raise ValueError(
+                f"--churn-layers takes numbers up to {len(names)}, such as 9-16, or names of "
+                f"{', '.join(names)}, not {entry!r}"
+            )
+        found += chosen
+    return found

@@ -1,0 +1,226 @@
+"""The client of methods with masks: weights that stay zero, masks that may move, no zero sent.
+
+Masked weights are zero before a step and have no gradient, so they are zero after it; nothing is
+masked a second time. What a step costs beyond a dense one is a product per weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, isqrt
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import masks as rule
+from gossamer import optim
+from gossamer.core import Batch, Ctx, Masks, Params
+from gossamer.fields import option
+from gossamer.masks import Carry, Change, Decay
+from gossamer.optim import Training
+from gossamer.wire import Packed, WireError, pack, unpack
+
+BatchNorm = Literal["running", "static"]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a client's masks move: the smallest weights go, layers of large weights grow.
+
+    Section 2.3 of FLASH (Babakniya et al., TMLR 2023) after Dettmers and Zettlemoyer, 2019.
+    """
+
+    prune_rate: float = option(0.25, "part of a layer that a mask update prunes", least=0, most=1)
+    prune_decay: Decay = option("linear", "how the rate falls within a round")
+    update_at: Literal["middle", "end"] = option(
+        "middle", "masks of a one-epoch round change half-way, or at its end, regrown zeros and all"
+    )
+    exact: bool = option(True, "keep the count exactly; else round up, as the released code does")
+    redistribution: rule.Redistribution = option(
+        "magnitude", "what gives a layer its share of regrowth"
+    )
+    growth: rule.Growth = option("random", "which weights are regrown")
+    momentum_of_inactive: bool = option(False, "masked weights have momentum, as in Dettmers' code")
+    growth_needs_dense_grad: bool = option(
+        False, "count mask rounds with gradients of all weights, as the paper does"
+    )
+
+    def check(self, training: Training) -> None:
+        """Refuses growth by a momentum that there is none of."""
+        if "momentum" not in (self.redistribution, self.growth):
+            return
+        if not training.momentum or not self.momentum_of_inactive:
+            raise ValueError(
+                "growth or redistribution by momentum needs --momentum above 0 and "
+                "--momentum-of-inactive, so that there is momentum where weights are masked"
+            )
+
+    @property
+    def dense_gradients(self) -> bool:
+        """Whether a mask update looks at gradients of masked weights, or is counted as if."""
+        looks = self.momentum_of_inactive or self.growth in ("gradient", "momentum")
+        return looks or self.growth_needs_dense_grad
+
+    def due(self, batch: Batch) -> bool:
+        """Whether masks move after this batch."""
+        return batch.ends_epoch if self.update_at == "end" else rule.updates_masks(batch)
+
+
+@dataclass
+class Work:
+    """A sparse model in training; `step` updates it in place."""
+
+    params: Params
+    masks: Masks
+    kept: Params
+    """The masks as numbers, to multiply gradients with."""
+    start: Masks
+    rate: float
+    moves: bool
+    """Whether the masks move in this round."""
+    probe: bool = False
+    """Whether only they are asked for."""
+    base: Masks | None = None
+    """Masks that the server holds too, if they are not where this began."""
+    velocity: optim.Velocity = field(default_factory=list)
+    carry: Carry = Carry()
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    examples: int = 0
+
+
+def begin(ctx: Ctx, params: Params, masks: Masks, rate: float, moves: bool) -> Work:
+    """Starts from parameters that are zero outside of their masks."""
+    own = ctx.task.own(params)
+    return Work(own, masks, _numbers(masks, own), masks, rate, moves)
+
+
+def step(
+    ctx: Ctx, training: Training, learning: Learning, work: Work, batch: Batch, group: int = 0
+) -> Work:
+    """One step of SGD on the weights that masks keep, and an update of masks where it is due."""
+    dense = work.moves and learning.momentum_of_inactive
+    loss, grads = ctx.task.gradients(work.params, batch, None if dense else work.kept)
+    training.update(work.params, grads, work.velocity, work.rate)
+    if dense:
+        _apply(work.params, work.kept)
+    work.loss = work.loss + loss * len(batch.y)
+    work.examples += len(batch.y)
+    if work.moves and learning.due(batch):
+        _move(ctx, learning, work, batch, group)
+    return work
+
+
+def metrics(work: Work) -> dict[str, float]:
+    """The loss and, where masks moved, how far, and how dense each layer is now."""
+    found = {"loss": work.loss.item() / max(work.examples, 1)}
+    if work.moves:
+        found["moved"] = rule.mismatch(work.start, work.masks)
+        dense = rule.layer_densities(work.masks)
+        found |= {f"sensitivity.{name}": float(share) for name, share in dense.items()}
+    return found
+
+
+def trained(learning: Learning, work: Work) -> Masks:
+    """Whose gradients were needed, if those of more than the active weights."""
+    if not (work.moves and learning.dense_gradients):
+        return {}
+    return {name: torch.ones_like(mask) for name, mask in work.masks.items()}
+
+
+# what travels -------------------------------------------------------------------------------------
+
+
+def values(params: Params, masks: Masks) -> Packed:
+    """The masked weights, without zeros."""
+    return pack({name: params[name] for name in masks}, masks)
+
+
+def dense(ctx: Ctx, params: Params) -> Params:
+    """What is trained but never masked."""
+    return {name: params[name] for name in ctx.task.layout.dense}
+
+
+def buffers(ctx: Ctx, params: Params, bn: BatchNorm) -> Params:
+    """Running statistics, unless nobody keeps them."""
+    return {name: params[name] for name in ctx.task.layout.buffers} if bn == "running" else {}
+
+
+def joined(ctx: Ctx, packed: Packed, masks: Masks, *others: Params) -> Params:
+    """The whole model from its parts; statistics that did not travel are those of a fresh one."""
+    whole = {**ctx.task.buffers(), **unpack(packed, masks)}
+    for part in others:
+        whole |= part
+    return {name: whole[name] for name in ctx.task.layout.names}
+
+
+def affordable(learning: Learning, masks: Masks, known: Masks) -> Masks:
+    """A client's masks, if they keep no more weights than those it was allowed.
+
+    Where counts are met in the mean only, what chance may add over many rounds is let through: a
+    quarter, and where there are few weights, eight times their deviation.
+    """
+    kept, allowed = sum(rule.count(masks).values()), sum(rule.count(known).values())
+    loose = not learning.exact or learning.growth == "bernoulli"
+    if kept > allowed + (allowed // 4 + 8 * isqrt(allowed) + len(known) if loose else 0):
+        raise WireError(f"masks came back with {kept} weights, but {allowed} were allowed")
+    return masks
+
+
+# parts --------------------------------------------------------------------------------------------
+
+
+def _move(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> None:
+    change = _change(ctx, learning, work, batch, group)
+    intended = sum(rule.count(work.start).values())
+    work.carry = work.carry.after(intended - sum(rule.count(change.masks).values()))
+    work.masks = change.masks
+    work.kept = _numbers(change.masks, work.params)
+    survivors = _numbers(change.kept, work.params)
+    _apply(work.params, survivors)
+    if not learning.momentum_of_inactive:
+        _apply(_momentum(ctx, work), survivors)
+
+
+def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> Change:
+    rate = rule.decayed(learning.prune_rate, learning.prune_decay, batch.step + 1, batch.steps)
+    key = batch.key.fold("masks")
+    weights = {name: work.params[name] for name in work.masks}
+    if group:
+        share = rule.meant(rate)
+        removed = {name: ceil(share * active) for name, active in rule.count(work.masks).items()}
+        return rule.regrow_in_groups(key, weights, work.masks, removed, group)
+    return rule.evolve(
+        key,
+        weights,
+        work.masks,
+        rate,
+        exact=learning.exact,
+        carry=work.carry,
+        redistribution=learning.redistribution,
+        growth=learning.growth,
+        momentum=_momentum(ctx, work),
+        gradient=_gradient(ctx, work, batch) if learning.growth == "gradient" else None,
+    )
+
+
+def _momentum(ctx: Ctx, work: Work) -> Params:
+    found = dict(zip(ctx.task.layout.parameters, work.velocity, strict=False))
+    return {name: each for name in work.masks if (each := found.get(name)) is not None}
+
+
+def _gradient(ctx: Ctx, work: Work, batch: Batch) -> Params:
+    """The gradient of all weights; looking at it leaves running statistics as they are."""
+    statistics = {name: work.params[name].clone() for name in ctx.task.layout.buffers}
+    return ctx.task.gradients({**work.params, **statistics}, batch).grads
+
+
+def _numbers(masks: Masks, params: Params) -> Params:
+    return rule.numbers(masks, {name: params[name] for name in masks})
+
+
+def _apply(tensors: Params, factors: Mapping[str, Tensor]) -> None:
+    names = [name for name in factors if name in tensors]
+    if names:
+        torch._foreach_mul_([tensors[name] for name in names], [factors[name] for name in names])
