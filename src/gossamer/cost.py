@@ -241,9 +241,9 @@ FLOPS: Mapping[str, Callable[[Effort], float]] = {
 layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
 SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
 are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, the
-last with gradients of all weights where a method needs them, or in `-dense-gradient` always. `swat`:
-density on all three passes. `pffdst`: the gradient of the weights only where they are not frozen. `forward`: the forward pass
-alone."""
+last with gradients of all weights where a method needs them, or in `-dense-gradient` always.
+`swat`: density on all three passes. `pffdst`: the gradient of the weights only where they are not
+frozen. `forward`: the forward pass alone."""
 
 FlopsModel = Literal[
     "passes",
