@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import masks, scale, speed, thresholds, wire
+from benchmarks import masked, masks, scale, speed, thresholds, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "masks": masks.measure,
     "wire": wire.measure,
     "thresholds": thresholds.measure,
+    "masked": masked.measure,
 }
 
 
