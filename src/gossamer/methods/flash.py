@@ -175,7 +175,9 @@ class Flash:
             return Probe(*parts, state.drawn, budget)
         if client.id < len(state.held) and int(state.held[client.id]) == state.version:
             return Train(*parts, None, budget)
-        return Train(*parts, state.drawn or Revision(masks), budget)
+        # Nobody answered the probe: its mask goes on, and a seed would be drawn in groups.
+        probed = self.masking.probes and state.version == 0
+        return Train(*parts, Revision(masks) if probed else state.drawn or Revision(masks), budget)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         if self._probes(ctx):
@@ -221,9 +223,10 @@ class Flash:
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         held = None if local is None else local.masks
-        masks = self.masking.told(ctx, down.mask, down.budget, held)
+        probing = isinstance(down, Probe)
+        masks = self.masking.told(ctx, down.mask, down.budget, held, probing)
         params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
-        if isinstance(down, Probe):
+        if probing:
             work = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
             work.probe = True
             return Job(work, self.probe_epochs, self.training.batch)
@@ -232,13 +235,15 @@ class Flash:
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return sparse.step(ctx, self.training, self.learning, work, batch, self.masking.group)
+        group = 0 if work.probe else self.masking.group
+        return sparse.step(ctx, self.training, self.learning, work, batch, group)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         if work.probe:
             dense = rule.layer_densities(work.masks)
             found = torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable])
-            return Result(Sensitivity(found), masks=work.masks, metrics=sparse.metrics(work))
+            needed = sparse.trained(self.learning, work)
+            return Result(Sensitivity(found), None, work.masks, needed, sparse.metrics(work))
         update = Update(
             sparse.values(work.params, work.masks),
             sparse.dense(ctx, work.params),
@@ -265,11 +270,11 @@ class Flash:
     # when -----------------------------------------------------------------------------------------
 
     def _probes(self, ctx: Ctx) -> bool:
-        return self.masking.allocation == "sensitivity" and ctx.round == 1
+        return self.masking.probes and ctx.round == 1
 
     def _since_probe(self, ctx: Ctx) -> Ctx:
         """Rounds counted without the first one, if that trains nothing."""
-        before = self.masking.allocation == "sensitivity"
+        before = self.masking.probes
         return replace(ctx, round=ctx.round - before, rounds=ctx.rounds - before)
 
     def _moves(self, ctx: Ctx) -> bool:
@@ -290,14 +295,13 @@ class Flash:
         measured = dict(zip(layout.prunable, mean, strict=True))
         density = self.masking.density
         shares = rule.sensitivity(layout, measured, density, self.probe_saturate)
-        params = state.params
-        if not self.reuse_init:
-            params = ctx.task.init(ctx.common.fold("init", 1))
+        first = ctx.common.fold("init")  # state.params lacks what the first mask lacks
+        params = ctx.task.init(first if self.reuse_init else first.fold(1))
         drawn = self.masking.seed(ctx, shares, 1)
         return self._begun(ctx, params, drawn, state.version + 1, state.held)
 
     def _begun(self, ctx: Ctx, params: Params, drawn: Drawn, version: int, held: Tensor) -> Server:
-        top = self.masking.draw(ctx.task.layout, drawn)
+        top = self.masking.draw(ctx.task.layout, drawn, self.masking.probes and version == 0)
         masks = self.masking.levels(ctx, top, Key(drawn.seed))
         params = rule.masked(params, top)
         union = params if self.eval_model == "union" else {}
@@ -334,7 +338,7 @@ class Flash:
     def _check(self, ctx: Ctx) -> None:
         self.learning.check(self.training)
         self.masking.check(ctx)
-        if self.masking.allocation == "sensitivity" and ctx.rounds < 2:
+        if self.masking.probes and ctx.rounds < 2:
             raise ValueError(
                 "the first round of FLASH finds densities and trains nothing; use --rounds 2 or "
                 "more, or --allocation erk, which needs no such round"

@@ -54,7 +54,16 @@ class Masking:
                 "N:M masks cannot lie inside one another with the same groups; use --group or "
                 "--budgets, not both"
             )
+        if self.group and self.churn:
+            raise ValueError(
+                "churn moves weights from group to group; use --group or --churn, not both"
+            )
         self._churned(ctx)
+
+    @property
+    def probes(self) -> bool:
+        """Whether densities of layers are found by clients."""
+        return self.allocation == "sensitivity"
 
     # from a seed ----------------------------------------------------------------------------------
 
@@ -65,21 +74,29 @@ class Masking:
         shapes = {name: layout[name].shape for name in counts}
         return Drawn.by(ctx.common.fold("masks", number), counts, shapes)
 
-    def draw(self, layout: Layout, drawn: Drawn) -> Masks:
-        """The masks that a seed stands for, at the server and at every client."""
-        if self.group:
+    def draw(self, layout: Layout, drawn: Drawn, probing: bool = False) -> Masks:
+        """The masks that a seed stands for, at the server and at every client.
+
+        Those that are probed have no groups, so that densities may move from layer to layer.
+        """
+        if self.group and not probing:
             return rule.random_groups(Key(drawn.seed), layout, drawn.kept, self.group)
         if self.bernoulli:
             return rule.random_masks(Key(drawn.seed), layout, drawn.kept, bernoulli=True)
         return drawn.masks()
 
     def told(
-        self, ctx: Ctx, message: Drawn | Revision | None, budget: float | None, held: Masks | None
+        self,
+        ctx: Ctx,
+        message: Drawn | Revision | None,
+        budget: float | None,
+        held: Masks | None,
+        probing: bool = False,
     ) -> Masks:
         """What a client makes of a message about masks; none means those that it holds."""
         match message:
             case Drawn():
-                top = self.draw(ctx.task.layout, message)
+                top = self.draw(ctx.task.layout, message, probing)
                 if budget is None:
                     return top
                 return rule.nested(top, [budget], Key(message.seed))[0]
