@@ -187,6 +187,13 @@ class Ensemble:
     weights: tuple[float, ...]
 
 
+class Missing(Exception):
+    """Raised by `begin` of a client that lacks what it was taken to hold, such as a mask it kept.
+
+    That is no failure: the client asks, the server answers with `resend`, and both are charged.
+    """
+
+
 class Method(Protocol[S, C, D, W, U]):
     """A federated method: four functions of the server, three of a client, one of anyone.
 
@@ -194,6 +201,9 @@ class Method(Protocol[S, C, D, W, U]):
 
     A method whose replies take several forms, or cannot be told from a first visit, may also have
     `replies(ctx, down)`: an example of each `up` that may answer `down`. Others are refused.
+
+    A method that does not send again what clients keep has `resend(ctx, state, client)`: the `down`
+    for a client that kept nothing, sent to one whose `begin` raises `Missing`.
 
     A method with masks at the server may have `measures(ctx, state) -> Measures`: the engine then
     tells after every round how dense they are and how far they moved, layer by layer.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gossamer import cost
-from gossamer.core import Client, Ctx, Exchange, Key, Result
+from gossamer.core import Client, Ctx, Exchange, Key, Missing, Result
 from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
@@ -29,6 +29,7 @@ from gossamer.engine.options import Options, Stop
 from gossamer.engine.store import Store
 from gossamer.task import Task
 from gossamer.wire import (
+    HEADER,
     Detail,
     Mode,
     Schema,
@@ -42,6 +43,9 @@ from gossamer.wire import (
     whole,
     write,
 )
+
+ASKED = Entry("up", "Missing", "header", 8.0 * HEADER, 0.0, 0.0)
+"""What it costs a client to say that it lacks something: a message without content."""
 
 
 @dataclass(frozen=True)
@@ -88,35 +92,41 @@ class Conversations:
         return self.options.ledger
 
     def hold(
-        self, task: Task, number: int, client: Client, down: Any, charged: float = 1.0
+        self,
+        task: Task,
+        number: int,
+        client: Client,
+        down: Any,
+        charged: float = 1.0,
+        again: Callable[[], Any] | None = None,
     ) -> Reply:
         """Sends, trains, receives; a failure becomes part of the reply, or is raised.
 
-        A paper may charge what goes down to clients that take no part: `charged` times.
+        A paper may charge what goes down to clients that take no part: `charged` times. A client
+        that asks for what it lacks is sent what `again` returns.
         """
         if self.stop.at_once():
             raise Abandoned
         started = time.perf_counter()
         stage: list[Stage] = ["decode"]
-        local, received, entries = None, down, []
+        local, received = None, down
+        entries: list[Entry] = []
         try:
             local = self.store.get(client.id)
-            received, sent = self._deliver(down, local)
-            for message in sent:  # a paper counts one message, the one that was understood
-                last = message is sent[-1]
-                entries += self._entries("down", message, received, charged if last else 0.0)
+            received, entries = self._deliver(down, local, charged)
             stage.append("data")
             ctx = client_ctx(self.key, task, self.federation, client.id, number, self.rounds)
-            done = train(
-                self.method,
-                ctx,
-                received,
-                local,
-                augment=self.federation.augment,
-                abandoned=self.stop.at_once,
-                at=stage.append,
-                dry=self.dry,
-            )
+            try:
+                done = self._train(ctx, received, local, stage)
+            except Missing:
+                if again is None:
+                    raise
+                # The message that was of no use is paid for, but no paper counts it.
+                entries = [replace(entry, paper=0.0) for entry in entries]
+                entries.append(ASKED)
+                received, more = self._deliver(again(), local, charged)
+                entries += more
+                done = self._train(ctx, received, local, stage)
             stage.append("encode")
             answer = Schema.of(done.result.up)
             up = write(done.result.up, answer, self.mode, received, self.detail)
@@ -155,19 +165,35 @@ class Conversations:
                 self.store.put(reply.client.id, ctx.round, reply.local)
         return merged, list(refused.values())
 
-    def _deliver(self, down: Any, local: Any) -> tuple[Any, list[Written]]:
-        """What the client receives, and all that was sent for it.
+    def _train(self, ctx: Ctx, down: Any, local: Any, stage: list[Stage]) -> Trained:
+        return train(
+            self.method,
+            ctx,
+            down,
+            local,
+            augment=self.federation.augment,
+            abandoned=self.stop.at_once,
+            at=stage.append,
+            dry=self.dry,
+        )
 
-        A client that lacks the mask which a message builds on is sent the whole mask.
+    def _deliver(self, down: Any, local: Any, charged: float) -> tuple[Any, list[Entry]]:
+        """What the client receives, and the rows of the ledger of all that was sent for it.
+
+        A client that lacks the mask which a message builds on asks, and is sent the whole mask; a
+        paper counts one message, the one that was understood.
         """
         schema = Schema.of(down)
         first = write(down, schema, self.mode, detail=self.detail)
         known = held(local) if schema.revises else {}
         try:
-            return decode(first.data, schema, self.mode, held=known), [first]
+            received = decode(first.data, schema, self.mode, held=known)
+            return received, self._entries("down", first, received, charged)
         except UnknownMask:
             second = write(whole(down), schema, self.mode, detail=self.detail)
-            return decode(second.data, schema, self.mode), [first, second]
+            received = decode(second.data, schema, self.mode)
+            entries = self._entries("down", first, received, 0.0)
+            return received, [*entries, ASKED, *self._entries("down", second, received, charged)]
 
     def _entries(
         self, direction: Literal["up", "down"], message: Written, record: Any, charged: float

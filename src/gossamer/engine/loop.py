@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,8 +291,12 @@ class _Engine:
         if self.accounting.recipients == "all" and cohort:
             charged = len(self.federation.pool) / len(cohort)
 
+        resend = getattr(self.method, "resend", None)
+
         def one(task: Task, client: Client) -> Reply:
-            return self.conversations.hold(task, ctx.round, client, downs[client.id], charged)
+            again = partial(resend, ctx, self.state, client) if resend else None
+            down = downs[client.id]
+            return self.conversations.hold(task, ctx.round, client, down, charged, again)
 
         replies = self.workers.map(one, by_size)
         return sorted(replies, key=lambda reply: reply.client.id)

@@ -163,6 +163,14 @@ class Flash:
         return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        current = client.id < len(state.held) and int(state.held[client.id]) == state.version
+        return self._message(ctx, state, client, holds=current)
+
+    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        """The message for a client that lost its mask."""
+        return self._message(ctx, state, client, holds=False)
+
+    def _message(self, ctx: Ctx, state: Server, client: Client, holds: bool) -> Down:
         masks = state.masks[self.masking.level(ctx, client)]
         parts = (
             sparse.values(state.params, masks),
@@ -173,7 +181,7 @@ class Flash:
         if self._probes(ctx):
             assert state.drawn is not None
             return Probe(*parts, state.drawn, budget)
-        if client.id < len(state.held) and int(state.held[client.id]) == state.version:
+        if holds:
             return Train(*parts, None, budget)
         # Nobody answered the probe: its mask goes on, and a seed would be drawn in groups.
         probed = self.masking.probes and state.version == 0

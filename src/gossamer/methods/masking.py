@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gossamer import masks as rule
-from gossamer.core import Client, Ctx, Key, Masks, Params
+from gossamer.core import Client, Ctx, Key, Masks, Missing, Params
 from gossamer.fields import option
 from gossamer.layout import Layout
 from gossamer.masks import Average, Change, Number, Rounding, Saturate
@@ -104,7 +104,7 @@ class Masking:
                 return message.masks
             case None if held is not None:
                 return held
-        raise ValueError("the server sent no mask to a client that holds none")
+        raise Missing("the server sent no mask, and none is held here")
 
     # by budget ------------------------------------------------------------------------------------
 
