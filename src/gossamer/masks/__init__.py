@@ -53,6 +53,7 @@ from gossamer.masks.groups import (
     random_groups,
     regrow_in_groups,
 )
+from gossamer.masks.importance import Additions, Adjustment, adjust, worthwhile
 from gossamer.masks.measure import churn, layer_densities, layer_mismatch, mismatch
 from gossamer.masks.schedule import Decay, decayed
 from gossamer.masks.select import (
@@ -66,6 +67,8 @@ from gossamer.masks.select import (
 )
 
 __all__ = [
+    "Additions",
+    "Adjustment",
     "Allocation",
     "Average",
     "Averaging",
@@ -79,6 +82,7 @@ __all__ = [
     "Redistribution",
     "Rounding",
     "Saturate",
+    "adjust",
     "allocate",
     "apportion",
     "churn",
@@ -116,4 +120,5 @@ __all__ = [
     "uniform",
     "updates_masks",
     "without",
+    "worthwhile",
 ]

@@ -5,6 +5,7 @@ from typing import Any
 from gossamer.core import Method
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
+from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.flash import Flash, jmwst, pdst
@@ -12,6 +13,7 @@ from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
+from gossamer.methods.pffdst import PFFDST, without_freezing, without_readjustment
 from gossamer.methods.spafl import SpaFL, bytecode, release
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
@@ -27,6 +29,11 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "spafl-iclr-bytecode": bytecode(),
     "spafl-neurips-release": release(),
     "lg_fedavg": LGFedAvg(),
+    "feddst": FedDST(),
+    "random_mask": random_mask(),
+    "pffdst": PFFDST(),
+    "pffdst-no-freezing": without_freezing(),
+    "pffdst-no-server": without_readjustment(),
     "nst": NST(),
     "pdst": pdst(),
     "spdst": Flash(),
@@ -36,4 +43,16 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "jmwst-code": flash_code(jmwst()),
 }
 
-__all__ = ["METHODS", "FedAvg", "FedAvgM", "FedOpt", "FedProx", "Flash", "LGFedAvg", "NST", "SpaFL"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedAvgM",
+    "FedDST",
+    "FedOpt",
+    "FedProx",
+    "Flash",
+    "LGFedAvg",
+    "NST",
+    "PFFDST",
+    "SpaFL",
+]

@@ -163,7 +163,7 @@ class Flash:
         return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        current = client.id < len(state.held) and int(state.held[client.id]) == state.version
+        current = sparse.holds(state.held, client, state.version)
         return self._message(ctx, state, client, holds=current)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
@@ -212,7 +212,7 @@ class Flash:
             masks,
             drawn,
             version,
-            _marked(state.held, met, state.version if version == state.version else -1),
+            sparse.marked(state.held, met, state.version if version == state.version else -1),
             params if self.eval_model == "union" else {},
             _density(average.owned),
         )
@@ -330,7 +330,7 @@ class Flash:
                 raise WireError("densities of layers came back where weights were asked for")
             masks = state.masks[self.masking.level(ctx, exchange.client)]
             if up.mask is not None:
-                masks = sparse.affordable(self.learning, up.mask.masks, masks)
+                masks = sparse.affordable(up.mask.masks, sparse.total(masks), self.learning)
             rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
             whole = sparse.joined(ctx, up.values, masks, rest)
             if self.bn == "static":
@@ -384,14 +384,6 @@ def _sensitivity(up: Up) -> Tensor:
     if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
         raise WireError("a density of a layer is not between 0 and 1")
     return up.densities
-
-
-def _marked(held: Tensor, clients: list[int], version: int) -> Tensor:
-    """Who holds which version, after some clients received the newest or lost theirs."""
-    found = torch.full((max(len(held), max(clients) + 1),), -1, dtype=torch.int32)
-    found[: len(held)] = held
-    found[clients] = version
-    return found
 
 
 def _density(masks: Masks) -> float:

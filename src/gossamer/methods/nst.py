@@ -159,10 +159,10 @@ class NST:
     def _read(
         self, ctx: Ctx, exchanges: Iterable[Exchange[Down, Up]]
     ) -> Iterator[tuple[Params, Masks, float]]:
-        first = self._first(ctx)
+        allowed = sparse.total(self._first(ctx))
         for exchange in exchanges:
             up = exchange.up
-            masks = sparse.affordable(self.learning, up.mask.masks, first)
+            masks = sparse.affordable(up.mask.masks, allowed, self.learning)
             whole = sparse.joined(ctx, up.values, masks, up.dense, up.buffers)
             yield whole, masks, merge.weight(exchange.client, self.weighting)
 

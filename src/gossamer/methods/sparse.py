@@ -7,7 +7,7 @@ masked a second time. What a step costs beyond a dense one is a product per weig
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, isqrt
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer import masks as rule
 from gossamer import optim
-from gossamer.core import Batch, Ctx, Masks, Params
+from gossamer.core import Batch, Client, Ctx, Masks, Params
 from gossamer.fields import option
 from gossamer.masks import Carry, Change, Decay
 from gossamer.optim import Training
@@ -82,6 +82,10 @@ class Work:
     """Whether the masks move in this round."""
     probe: bool = False
     """Whether only they are asked for."""
+    frozen: Masks = field(default_factory=dict)
+    """What is active beside the masks, and never changes."""
+    anchor: Params = field(default_factory=dict)
+    """Where a proximal term pulls to."""
     base: Masks | None = None
     """Masks that the server holds too, if they are not where this began."""
     velocity: optim.Velocity = field(default_factory=list)
@@ -100,16 +104,54 @@ def step(
     ctx: Ctx, training: Training, learning: Learning, work: Work, batch: Batch, group: int = 0
 ) -> Work:
     """One step of SGD on the weights that masks keep, and an update of masks where it is due."""
-    dense = work.moves and learning.momentum_of_inactive
-    loss, grads = ctx.task.gradients(work.params, batch, None if dense else work.kept)
-    training.update(work.params, grads, work.velocity, work.rate)
-    if dense:
-        _apply(work.params, work.kept)
-    work.loss = work.loss + loss * len(batch.y)
-    work.examples += len(batch.y)
+    descend(ctx, training, work, batch, everywhere=work.moves and learning.momentum_of_inactive)
     if work.moves and learning.due(batch):
         _move(ctx, learning, work, batch, group)
     return work
+
+
+def descend(
+    ctx: Ctx,
+    training: Training,
+    work: Work,
+    batch: Batch,
+    prox: float = 0.0,
+    everywhere: bool = False,
+) -> None:
+    """One step of SGD under masks; `everywhere` gives masked weights momentum, but no value."""
+    late = everywhere or bool(work.frozen)
+    loss, grads = ctx.task.gradients(work.params, batch, None if late else work.kept)
+    if prox:
+        optim.pull(grads, work.params, work.anchor, prox)
+    if work.frozen:
+        # Frozen weights are not zero, so the decay of weights must not see them.
+        if training.weight_decay:
+            weights = [work.params[name] for name in grads]
+            torch._foreach_add_(list(grads.values()), weights, alpha=training.weight_decay)
+            training = replace(training, weight_decay=0.0)
+        _apply(grads, work.kept)
+    training.update(work.params, grads, work.velocity, work.rate)
+    if everywhere:
+        _apply(work.params, work.kept)
+    work.loss = work.loss + loss * len(batch.y)
+    work.examples += len(batch.y)
+
+
+def changed(ctx: Ctx, work: Work, change: Change, forget: bool = True) -> None:
+    """Goes on with other masks: what is new starts from zero, and without momentum to `forget`."""
+    work.masks = change.masks
+    work.kept = _numbers(change.masks, work.params)
+    lives = rule.either(change.kept, work.frozen) if work.frozen else change.kept
+    survivors = _numbers(lives, work.params)
+    _apply(work.params, survivors)
+    if forget:
+        _apply(_momentum(ctx, work), survivors)
+
+
+def gradient(ctx: Ctx, work: Work, batch: Batch) -> Params:
+    """The gradient of all weights; looking at it leaves running statistics as they are."""
+    statistics = {name: work.params[name].clone() for name in ctx.task.layout.buffers}
+    return ctx.task.gradients({**work.params, **statistics}, batch).grads
 
 
 def metrics(work: Work) -> dict[str, float]:
@@ -155,17 +197,39 @@ def joined(ctx: Ctx, packed: Packed, masks: Masks, *others: Params) -> Params:
     return {name: whole[name] for name in ctx.task.layout.names}
 
 
-def affordable(learning: Learning, masks: Masks, known: Masks) -> Masks:
-    """A client's masks, if they keep no more weights than those it was allowed.
+def affordable(masks: Masks, allowed: int, learning: Learning | None = None) -> Masks:
+    """A client's masks, if they keep no more weights than it was allowed.
 
     Where counts are met in the mean only, what chance may add over many rounds is let through: a
     quarter, and where there are few weights, eight times their deviation.
     """
-    kept, allowed = sum(rule.count(masks).values()), sum(rule.count(known).values())
-    loose = not learning.exact or learning.growth == "bernoulli"
-    if kept > allowed + (allowed // 4 + 8 * isqrt(allowed) + len(known) if loose else 0):
+    kept, slack = total(masks), 0
+    if learning and (not learning.exact or learning.growth == "bernoulli"):
+        slack = allowed // 4 + 8 * isqrt(allowed) + len(masks)
+    if kept > allowed + slack:
         raise WireError(f"masks came back with {kept} weights, but {allowed} were allowed")
     return masks
+
+
+def total(masks: Masks) -> int:
+    """How many weights masks keep in all."""
+    return sum(rule.count(masks).values())
+
+
+# who holds what -----------------------------------------------------------------------------------
+
+
+def holds(held: Tensor, client: Client, version: int) -> bool:
+    """Whether a client has this version; `held` has its last one by client id, or -1."""
+    return client.id < len(held) and int(held[client.id]) == version
+
+
+def marked(held: Tensor, clients: list[int], version: int) -> Tensor:
+    """Who holds which version, after some clients received this one (or lost theirs: -1)."""
+    found = torch.full((max([len(held), *(id + 1 for id in clients)]),), -1, dtype=torch.int32)
+    found[: len(held)] = held
+    found[clients] = version
+    return found
 
 
 # parts --------------------------------------------------------------------------------------------
@@ -175,12 +239,7 @@ def _move(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) ->
     change = _change(ctx, learning, work, batch, group)
     intended = sum(rule.count(work.start).values())
     work.carry = work.carry.after(intended - sum(rule.count(change.masks).values()))
-    work.masks = change.masks
-    work.kept = _numbers(change.masks, work.params)
-    survivors = _numbers(change.kept, work.params)
-    _apply(work.params, survivors)
-    if not learning.momentum_of_inactive:
-        _apply(_momentum(ctx, work), survivors)
+    changed(ctx, work, change, forget=not learning.momentum_of_inactive)
 
 
 def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> Change:
@@ -201,19 +260,14 @@ def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) 
         redistribution=learning.redistribution,
         growth=learning.growth,
         momentum=_momentum(ctx, work),
-        gradient=_gradient(ctx, work, batch) if learning.growth == "gradient" else None,
+        gradient=gradient(ctx, work, batch) if learning.growth == "gradient" else None,
+        among=rule.inactive(work.frozen) if work.frozen else None,
     )
 
 
 def _momentum(ctx: Ctx, work: Work) -> Params:
     found = dict(zip(ctx.task.layout.parameters, work.velocity, strict=False))
     return {name: each for name in work.masks if (each := found.get(name)) is not None}
-
-
-def _gradient(ctx: Ctx, work: Work, batch: Batch) -> Params:
-    """The gradient of all weights; looking at it leaves running statistics as they are."""
-    statistics = {name: work.params[name].clone() for name in ctx.task.layout.buffers}
-    return ctx.task.gradients({**work.params, **statistics}, batch).grads
 
 
 def _numbers(masks: Masks, params: Params) -> Params:

@@ -1,0 +1,308 @@
+"""FedDST: one sparse model for all, whose mask clients readjust by their gradients now and then.
+
+Bibikar, Vikalo, Wang, Chen: Federated dynamic sparse training: computing less, communicating less,
+yet learning better. AAAI 2022. https://arxiv.org/abs/2112.09824
+
+In a readjustment round every client prunes its smallest weights and grows where the gradient of its
+last batch is largest; the server averages each weight over the clients that have it and prunes what
+is too many. `mu` adds FedProx's term. Without readjustment it is RandomMask.
+
+Differs from the authors' code: growth looks at inactive weights only (not so `feddst_growth`), the
+share that is readjusted falls over the rounds (there it only decides whether to readjust at all),
+the proximal term has a gradient, clients count by examples and not by batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import masks as rule
+from gossamer import merge
+from gossamer.core import (
+    Batch,
+    Client,
+    Ctx,
+    Exchange,
+    Job,
+    Masks,
+    Measures,
+    Missing,
+    Params,
+    Result,
+    sample,
+)
+from gossamer.cost import Accounting
+from gossamer.fields import option
+from gossamer.masks import Allocation, Averaging, Counts, Rounding
+from gossamer.methods import sparse
+from gossamer.methods.sparse import BatchNorm, Work
+from gossamer.optim import Training
+from gossamer.wire import Packed, Revision
+
+Weighting = Literal["samples", "uniform", "batches"]
+TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
+
+
+@dataclass(frozen=True)
+class Readjustment:
+    """When clients readjust their masks, and how much of them."""
+
+    readjust_ratio: float = option(0.01, "part of the weights, in the first round", least=0, most=1)
+    readjust_every: int = option(15, "rounds between readjustments", least=1)
+    readjust_until: float = option(0.5, "part of the run that has readjustments", least=0, most=1)
+    feddst_growth: bool = option(False, "growth may choose active weights, which then start anew")
+
+    def rate(self, number: int, total: int) -> float:
+        """What a round readjusts; `number` counts from 0. Zero, if it does not."""
+        if (number - 1) % self.readjust_every:
+            return 0.0
+        return rule.decayed(self.readjust_ratio, "cosine", number, self.readjust_until * total)
+
+
+@dataclass(frozen=True)
+class Server:
+    params: Params
+    masks: Masks
+    version: int
+    held: Tensor
+    """By client id: the version of the masks that the client holds, or -1."""
+
+
+@dataclass(frozen=True)
+class Down:
+    values: Packed
+    dense: Params
+    buffers: Params
+    mask: Revision | None
+    """Nothing, if the client holds it."""
+
+
+@dataclass(frozen=True)
+class Up:
+    values: Packed
+    dense: Params
+    buffers: Params
+    mask: Revision | None
+    """In readjustment rounds only."""
+
+
+@dataclass(frozen=True)
+class Local:
+    masks: Masks
+
+
+@dataclass(frozen=True)
+class FedDST:
+    clients: int = option(20, "clients per round", least=1)
+    training: Training = TRAINING
+    density: float = option(0.2, "part of the prunable weights that is kept", above=0, most=1)
+    final_density: float = option(
+        0.0, "density at the end; 0: as at the beginning", least=0, most=1
+    )
+    allocation: Allocation = option("erk-feddst", "how densities of layers are found")
+    rounding: Rounding = option("floor", "how counts of layers are rounded")
+    start: Literal["magnitude", "random"] = option(
+        "magnitude", "the first mask has the largest first weights, or any"
+    )
+    readjustment: Readjustment = Readjustment()
+    mu: float = option(0.0, "strength of the pull towards the server's model", least=0)
+    weighting: Weighting = option("samples", "what a client counts for in the mean")
+    averaging: Averaging = option("wfa", "over all clients, or over those with a weight")
+    min_votes: int = option(0, "clients that must have a weight for it to stay", least=0)
+    remember_old: bool = option(False, "who pruned a weight counts with its old value")
+    replacement: bool = option(False, "draw clients with replacement; one drawn twice trains once")
+    bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
+    accounting: Accounting = Accounting()
+
+    # server ---------------------------------------------------------------------------------------
+
+    def init(self, ctx: Ctx) -> Server:
+        params = ctx.task.init(ctx.common.fold("init"))
+        masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.start)
+        return Server(rule.masked(params, masks), masks, 0, torch.zeros(0, dtype=torch.int32))
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return drawn(ctx, pool, self.clients, self.replacement)
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return self._message(ctx, state, sparse.holds(state.held, client, state.version))
+
+    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        """The message for a client that lost its mask."""
+        return self._message(ctx, state, holds=False)
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        met: list[int] = []
+        votes: dict[str, Tensor] = {}
+        replies = self._replies(ctx, state, exchanges, met, votes)
+        average = rule.masked_mean(replies, self.averaging)
+        if not met:
+            return state
+        params, masks = {**state.params, **average.params}, average.owned
+        if self.min_votes:
+            masks = {name: mask & (votes[name] >= self.min_votes) for name, mask in masks.items()}
+        quotas = self.quotas(ctx, self._density(ctx))
+        if any(kept > quotas[name] for name, kept in rule.count(masks).items()):
+            masks = rule.largest(params, quotas, masks)
+        same = all(torch.equal(mask, state.masks[name]) for name, mask in masks.items())
+        masks = state.masks if same else masks
+        readjusts = self._rate(ctx) > 0
+        held = sparse.marked(state.held, met, -1 if readjusts or not same else state.version)
+        return Server(rule.masked(params, masks), masks, state.version + (not same), held)
+
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+        """What the answer to a message looks like."""
+        blank = {name: torch.zeros(ctx.task.layout[name].shape) > 0 for name in down.values.values}
+        mask = Revision(blank) if self._rate(ctx) else None
+        return [Up(down.values, down.dense, down.buffers, mask)]
+
+    # client ---------------------------------------------------------------------------------------
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        masks = down.mask.masks if down.mask else local.masks if local else None
+        if masks is None:
+            raise Missing("the server sent no mask, and none is held here")
+        params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
+        rate = self.training.rate(ctx)
+        work = sparse.begin(ctx, params, masks, rate, moves=self._rate(ctx) > 0)
+        work.anchor = ctx.task.own(params) if self.mu else {}
+        return Job(work, self.training.epochs, self.training.batch)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        sparse.descend(ctx, self.training, work, batch, self.mu)
+        if work.moves and batch.step + 1 == batch.steps:
+            low = self.quotas(ctx, self._density(ctx) * (1 - self._rate(ctx)))
+            high = self.quotas(ctx, self._density(ctx))
+            readjust(ctx, work, batch, low, high, self.readjustment.feddst_growth)
+        return work
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        up = Up(
+            sparse.values(work.params, work.masks),
+            sparse.dense(ctx, work.params),
+            sparse.buffers(ctx, work.params, self.bn),
+            Revision(work.masks, work.start) if work.moves else None,
+        )
+        kept = None if work.moves else Local(work.start)
+        return Result(up, kept, work.masks, metrics=sparse.metrics(work))
+
+    # anyone ---------------------------------------------------------------------------------------
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        return state.params
+
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        """The masks of the model."""
+        return Measures(state.masks)
+
+    # parts ----------------------------------------------------------------------------------------
+
+    def quotas(self, ctx: Ctx, density: float) -> Counts:
+        """How many weights each layer has at a density."""
+        layout = ctx.task.layout
+        if not layout.prunable:
+            raise ValueError("this model has no layer that may be pruned; see --prunable")
+        shares = rule.allocate(layout, density, self.allocation)
+        return rule.apportion(layout, shares, self.rounding)
+
+    def _density(self, ctx: Ctx) -> float:
+        """What a round aims at: what was asked for, or a point on the line to the end."""
+        if not self.final_density or ctx.rounds < 2:
+            return self.density
+        passed = (max(ctx.round, 1) - 1) / (ctx.rounds - 1)
+        return self.density + (self.final_density - self.density) * passed
+
+    def _rate(self, ctx: Ctx) -> float:
+        return self.readjustment.rate(ctx.round - 1, ctx.rounds)
+
+    def _message(self, ctx: Ctx, state: Server, holds: bool) -> Down:
+        return Down(
+            sparse.values(state.params, state.masks),
+            sparse.dense(ctx, state.params),
+            sparse.buffers(ctx, state.params, self.bn),
+            None if holds else Revision(state.masks),
+        )
+
+    def _replies(
+        self,
+        ctx: Ctx,
+        state: Server,
+        exchanges: Iterable[Exchange[Down, Up]],
+        met: list[int],
+        votes: dict[str, Tensor],
+    ) -> Iterator[tuple[Params, Masks, float]]:
+        quotas = self.quotas(ctx, self._density(ctx))
+        allowed = max(sparse.total(state.masks), sum(quotas.values()))
+        for exchange in exchanges:
+            up, down = exchange.up, exchange.down
+            masks = state.masks
+            if up.mask is not None:
+                masks = sparse.affordable(up.mask.masks, allowed)
+            rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
+            whole = sparse.joined(ctx, up.values, masks, rest)
+            if self.bn == "static":
+                whole = {name: whole[name] for name in ctx.task.layout.parameters}
+            met.append(exchange.client.id)
+            for name, mask in masks.items() if self.min_votes else ():
+                votes[name] = votes[name] + mask if name in votes else mask.int()
+            if self.remember_old:
+                whole, masks = _remembered(whole, masks, state)
+            yield whole, masks, weight(exchange.client, self.weighting, self.training.batch)
+
+
+def readjust(
+    ctx: Ctx, work: Work, batch: Batch, low: Counts, high: Counts, everywhere: bool = False
+) -> None:
+    """Prunes by magnitude and grows where the gradient of a batch is largest; frozen ones stay."""
+    weights = {name: work.params[name] for name in work.masks}
+    grads = sparse.gradient(ctx, work, batch)
+    frozen = work.frozen or None
+    active = rule.either(work.masks, work.frozen) if frozen else work.masks
+    change = rule.readjust(weights, active, low, high, grads, frozen, everywhere)
+    if frozen:
+        change = replace(change, masks=rule.without(change.masks, frozen))
+    sparse.changed(ctx, work, change)
+
+
+def first_masks(
+    ctx: Ctx, params: Params, quotas: Counts, start: Literal["magnitude", "random"]
+) -> Masks:
+    """Masks before anything is trained."""
+    if start == "magnitude":
+        return rule.largest(params, quotas)
+    return rule.random_masks(ctx.common.fold("masks", 0), ctx.task.layout, quotas)
+
+
+def drawn(ctx: Ctx, pool: Sequence[Client], count: int, replacement: bool) -> Sequence[Client]:
+    """The clients of a round; with replacement there may be fewer than asked for."""
+    if not replacement:
+        return sample(ctx.key, pool, count)
+    chosen = ctx.key.fold("cohort").numpy().integers(len(pool), size=count)
+    return [pool[index] for index in sorted(set(chosen.tolist()))]
+
+
+def weight(client: Client, weighting: Weighting, batch: int) -> float:
+    """What a client counts for in a mean; the codes of FedDST and PFFDST count batches."""
+    if weighting == "batches":
+        return float(-(-client.examples // batch))
+    return merge.weight(client, weighting)
+
+
+def random_mask() -> FedDST:
+    """A mask that stays as it was at first."""
+    return FedDST(readjustment=Readjustment(readjust_ratio=0.0))
+
+
+def _remembered(params: Params, masks: Masks, state: Server) -> tuple[Params, Masks]:
+    """A client's model as if it had kept the server's values where it pruned."""
+    gone = rule.without(state.masks, masks)
+    whole = {
+        name: torch.where(gone[name], state.params[name], tensor) if name in gone else tensor
+        for name, tensor in params.items()
+    }
+    return whole, rule.either(masks, gone)
