@@ -301,3 +301,12 @@ def test_one_round_is_too_short_for_two_phases() -> None:
     with pytest.raises(ValueError, match="--no-freezing"):
         PFFDST().init(ctx(toy(), 0, 1))
     PFFDST(phases=Phases(freezing=False)).init(ctx(toy(), 0, 1))
+
+
+def test_a_papers_bits_of_the_toy_are_values_mask_and_one_delivery() -> None:
+    method = PFFDST(phases=Phases(density=0.4, allocation="uniform", rounding="exact"))
+    bits = {n: paper_bits(down, method.accounting) for n, down, _ in echoes(method, toy(), 40)}
+    assert bits[1] == 192 + 20 and bits[2] == 192  # the mask once, then values alone
+    assert bits[6] == 128 + 20 and bits[7] == 128
+    assert bits[21] == 192 + 20 + (128 + 20) and bits[22] == 192
+    assert bits[26] == 128 + 20 and bits[40] == 128

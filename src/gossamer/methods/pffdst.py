@@ -127,7 +127,7 @@ class PFFDST:
     weighting: Weighting = option("samples", "what a client counts for in the mean")
     replacement: bool = option(False, "draw clients with replacement; one drawn twice trains once")
     bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
-    accounting: Accounting = Accounting()
+    accounting: Accounting = Accounting(uncharged="keeps,score")
 
     # server ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""Runs configurations with several settings and seeds, goes on where it stopped, prints a table.
+
+    python tools/sweep.py papers/flash/mnist-*.toml --set density=0.05,0.1 \
+        --set partition=lda:0.1,lda:1 --seeds 3 --train-rounds 100 --out runs/flash-mnist
+
+Every run is a `gossamer run` in a process of its own, as many at once as `--processes` says, with
+the seeds outermost, so that an interrupted sweep has whole seeds. A setting that a method does not
+have is left out for it. Rounds of a first probe are added to `--train-rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer import config, fields
+from gossamer.engine.events import read
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: a file, the settings that differ, and a seed."""
+
+    file: Path
+    settings: tuple[tuple[str, str], ...]
+    seed: int
+    rounds: int
+
+    def folder(self, out: Path) -> Path:
+        words = [self.file.stem, *(f"{name}={value}" for name, value in self.settings)]
+        return out / ",".join([*words, f"rounds={self.rounds}", f"seed={self.seed}"])
+
+    def command(self, out: Path, workers: int) -> list[str]:
+        here = self.folder(out)
+        gossamer = [sys.executable, "-m", "gossamer"]
+        if (here / "config.toml").exists():
+            return [*gossamer, "resume", str(here), "--workers", str(workers), "--quiet"]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings]
+        more = ["--seed", str(self.seed), "--rounds", str(self.rounds), "--workers", str(workers)]
+        return [*gossamer, "run", str(self.file), *flags, *more, "--quiet", "--out", str(here)]
+
+    def done(self, out: Path) -> dict[str, Any] | None:
+        """The last event of a finished run, and what it sent."""
+        path = self.folder(out) / "events.jsonl"
+        log = read(path) if path.exists() else []
+        if not log or log[-1]["event"] != "finished":
+            return None
+        sent = next(event for event in reversed(log) if event["event"] == "round-finished")
+        return {**log[-1], "sent": sent["up"] + sent["down"]}
+
+
+def runs(options: argparse.Namespace) -> list[Run]:
+    """All runs, seeds outermost, each once."""
+    wishes = [wish.partition("=")[::2] for wish in options.set]
+    choices = [[(name, value) for value in values.split(",")] for name, values in wishes]
+    found = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for chosen in itertools.product(*choices):
+            for file in map(Path, options.files):
+                known = config.read(file)
+                method = config.find_method(known.method)
+                names = {item.name for item in fields.settings(method)}
+                names |= {item.name for item in fields.settings(config.Experiment())}
+                probes = getattr(getattr(method, "masking", None), "probes", False)
+                rounds = known.experiment.rounds
+                if options.train_rounds:
+                    rounds = options.train_rounds + probes
+                settings = tuple(pair for pair in chosen if pair[0] in names)
+                found.append(Run(file, settings, seed, rounds))
+    return list(dict.fromkeys(found))
+
+
+def table(found: list[Run], out: Path) -> str:
+    """Accuracy of the last and of the best round, mean and deviation over seeds, as Markdown."""
+    groups: dict[tuple[tuple[tuple[str, str], ...], str], list[dict[str, Any]]] = {}
+    for run in found:
+        if done := run.done(out):
+            groups.setdefault((run.settings, run.file.stem), []).append(done)
+    lines = ["| run | settings | seeds | last | best | Gbit sent |", "|---|---|---|---|---|---|"]
+    for (settings, name), each in groups.items():
+        last = _spread([done["accuracy"]["global"] for done in each])
+        best = _spread([done["accuracy"]["global_best"] for done in each])
+        sent = statistics.mean(done["sent"] for done in each) / 1e9
+        words = ", ".join(f"{key} {value}" for key, value in settings)
+        lines.append(f"| {name} | {words} | {len(each)} | {last} | {best} | {sent:.4g} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+", help="configurations, e.g. papers/flash/mnist-*.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=A,B", help="settings")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--train-rounds", type=int, default=0, help="instead of the files' own")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    found = runs(options)
+    missing = [run for run in found if run.done(options.out) is None]
+    began = time.monotonic()
+
+    def one(run: Run) -> None:
+        if time.monotonic() - began > 60 * options.minutes:
+            return
+        subprocess.run(run.command(options.out, workers=1), check=True)
+        print(json.dumps({"done": str(run.folder(options.out))}), flush=True)
+
+    with ThreadPoolExecutor(options.processes) as pool:
+        for _ in pool.map(one, missing):
+            pass
+    print(table(found, options.out))
+
+
+def _spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = f"{statistics.mean(known):.4f}"
+    return f"{mean} ± {statistics.stdev(known):.4f}" if len(known) > 1 else mean
+
+
+if __name__ == "__main__":
+    main()
