@@ -156,7 +156,7 @@ class Flash:
         return self._begun(ctx, params, drawn, 0, nobody)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        if not self._probes(ctx):
+        if not self.masking.probing(ctx):
             return sample_by_budget(ctx.key, pool, self.clients)
         if self.probe_among == "richest":
             return sample_richest(ctx.key, pool, self.probe_clients)
@@ -178,7 +178,7 @@ class Flash:
             sparse.buffers(ctx, state.params, self.bn),
         )
         budget = client.budget if client.budget < self.masking.density else None
-        if self._probes(ctx):
+        if self.masking.probing(ctx):
             assert state.drawn is not None
             return Probe(*parts, state.drawn, budget)
         if holds:
@@ -188,14 +188,15 @@ class Flash:
         return Train(*parts, Revision(masks) if probed else state.drawn or Revision(masks), budget)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        if self._probes(ctx):
+        if self.masking.probing(ctx):
             return self._allocated(ctx, state, exchanges)
-        met: list[int] = []
-        replies = self._replies(ctx, state, exchanges, met)
-        moves = self._moves(ctx)
-        average = rule.masked_mean(replies, self._averaging(ctx), None if moves else state.params)
+        met: list[Client] = []
+        average = rule.masked_mean(self._replies(ctx, state, exchanges, met), self._averaging(ctx))
         if not met:
             return state
+        spread = _density(average.owned)
+        average = self._untouched(ctx, state, met, average)
+        moves = self._moves(ctx)
         params = {**state.params, **average.params}
         masks, drawn = state.masks, state.drawn
         if moves:
@@ -207,14 +208,15 @@ class Flash:
             masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
             params, drawn = rule.masked(params, change.kept), None
         version = state.version + (masks is not state.masks)
+        ids = [client.id for client in met]
         return Server(
             rule.masked(params, masks[-1]),
             masks,
             drawn,
             version,
-            sparse.marked(state.held, met, state.version if version == state.version else -1),
+            sparse.marked(state.held, ids, version if version == state.version else -1),
             params if self.eval_model == "union" else {},
-            _density(average.owned),
+            spread,
         )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
@@ -238,7 +240,7 @@ class Flash:
             work = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
             work.probe = True
             return Job(work, self.probe_epochs, self.training.batch)
-        rate = self.training.rate(self._since_probe(ctx))
+        rate = self.training.rate(self.masking.since_probe(ctx))
         work = sparse.begin(ctx, params, masks, rate, self._moves(ctx))
         return Job(work, self.training.epochs, self.training.batch)
 
@@ -275,18 +277,8 @@ class Flash:
         """The masks of the model, and how much of it clients have in common or not."""
         return Measures(state.masks[-1], {"union_density": state.union_density})
 
-    # when -----------------------------------------------------------------------------------------
-
-    def _probes(self, ctx: Ctx) -> bool:
-        return self.masking.probes and ctx.round == 1
-
-    def _since_probe(self, ctx: Ctx) -> Ctx:
-        """Rounds counted without the first one, if that trains nothing."""
-        before = self.masking.probes
-        return replace(ctx, round=ctx.round - before, rounds=ctx.rounds - before)
-
     def _moves(self, ctx: Ctx) -> bool:
-        number = self._since_probe(ctx).round - 1
+        number = self.masking.since_probe(ctx).round - 1
         return self.mask_every > 0 and number % self.mask_every == 0
 
     # masks ----------------------------------------------------------------------------------------
@@ -322,7 +314,7 @@ class Flash:
         ctx: Ctx,
         state: Server,
         exchanges: Iterable[Exchange[Down, Up]],
-        met: list[int],
+        met: list[Client],
     ) -> Iterator[tuple[Params, Masks, float]]:
         for exchange in exchanges:
             up, down = exchange.up, exchange.down
@@ -335,8 +327,20 @@ class Flash:
             whole = sparse.joined(ctx, up.values, masks, rest)
             if self.bn == "static":
                 whole = {name: whole[name] for name in ctx.task.layout.parameters}
-            met.append(exchange.client.id)
+            met.append(exchange.client)
             yield whole, masks, merge.weight(exchange.client, self.weighting)
+
+    def _untouched(
+        self, ctx: Ctx, state: Server, met: Sequence[Client], average: rule.Average
+    ) -> rule.Average:
+        """The mean, with what no client of the round could afford as it was."""
+        offered = state.masks[max(self.masking.level(ctx, client) for client in met)]
+        if offered is state.masks[-1]:
+            return average
+        rest = rule.without(state.masks[-1], offered)
+        kept = {n: torch.where(m, state.params[n], average.params[n]) for n, m in rest.items()}
+        owned = rule.either(average.owned, rest)
+        return replace(average, params={**average.params, **kept}, owned=owned)
 
     def _averaging(self, ctx: Ctx) -> Averaging:
         if self.averaging != "auto":

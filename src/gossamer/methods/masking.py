@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gossamer import masks as rule
@@ -64,6 +64,14 @@ class Masking:
     def probes(self) -> bool:
         """Whether densities of layers are found by clients."""
         return self.allocation == "sensitivity"
+
+    def probing(self, ctx: Ctx) -> bool:
+        """Whether this is the round that finds them."""
+        return self.probes and ctx.round == 1
+
+    def since_probe(self, ctx: Ctx) -> Ctx:
+        """Rounds counted without the first one, if that trains nothing."""
+        return replace(ctx, round=ctx.round - self.probes, rounds=ctx.rounds - self.probes)
 
     # from a seed ----------------------------------------------------------------------------------
 
@@ -154,7 +162,8 @@ def layers(names: Sequence[str], wish: str) -> list[str]:
     for entry in (part.strip() for part in wish.split(",")):
         first, _, last = entry.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            chosen = list(names[max(int(first) - 1, 0) : int(last or first)])
+            fits = 0 < int(first) <= int(last or first) <= len(names)
+            chosen = list(names[int(first) - 1 : int(last or first)]) if fits else []
         else:
             chosen = [name for name in names if name == entry]
         if not chosen:

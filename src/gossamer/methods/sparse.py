@@ -48,7 +48,12 @@ class Learning:
     )
 
     def check(self, training: Training) -> None:
-        """Refuses growth by a momentum that there is none of."""
+        """Refuses growth by a momentum that there is none of, and updates that change nothing."""
+        if self.update_at == "end" and self.prune_decay != "constant" and training.epochs <= 1:
+            raise ValueError(
+                f"--update-at end moves masks when the rate has fallen to zero by --prune-decay "
+                f"{self.prune_decay}; use --prune-decay constant, or more than one epoch"
+            )
         if "momentum" not in (self.redistribution, self.growth):
             return
         if not training.momentum or not self.momentum_of_inactive:
