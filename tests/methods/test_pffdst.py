@@ -18,7 +18,8 @@ from gossamer.cost import Accounting, paper_bits
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
 from gossamer.methods import METHODS, sparse
-from gossamer.methods.pffdst import PFFDST, Down, Local, Server, Up, Work
+from gossamer.methods.freezing import Down, Local, Up, Work
+from gossamer.methods.pffdst import PFFDST, Server
 from gossamer.methods.phases import Phases
 from gossamer.optim import Training
 from gossamer.wire import HEADER

@@ -13,7 +13,7 @@ from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
-from gossamer.methods.pffdst import PFFDST, without_freezing, without_readjustment
+from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
 from gossamer.methods.spafl import SpaFL, bytecode, release
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
@@ -34,6 +34,7 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pffdst": PFFDST(),
     "pffdst-no-freezing": without_freezing(),
     "pffdst-no-server": without_readjustment(),
+    "pfflash": pfflash(),
     "nst": NST(),
     "pdst": pdst(),
     "spdst": Flash(),

@@ -45,7 +45,7 @@ from gossamer.core import (
 )
 from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Averaging, Saturate
+from gossamer.masks import Allocation, Averaging, Densities, Saturate
 from gossamer.methods import sparse
 from gossamer.methods.masking import Masking
 from gossamer.methods.sparse import BatchNorm, Learning, Work
@@ -250,8 +250,7 @@ class Flash:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         if work.probe:
-            dense = rule.layer_densities(work.masks)
-            found = torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable])
+            found = sparse.sensitivity(ctx, work)
             needed = sparse.trained(self.learning, work)
             return Result(Sensitivity(found), None, work.masks, needed, sparse.metrics(work))
         update = Update(
@@ -287,14 +286,11 @@ class Flash:
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
     ) -> Server:
         """The end of the first round: a new mask with the densities that clients found."""
-        layout = ctx.task.layout
-        found = [_sensitivity(exchange.up) for exchange in exchanges]
-        if not found:
+        measured = mean_sensitivity(ctx, (exchange.up for exchange in exchanges))
+        if not measured:
             return state
-        mean = torch.stack(found).double().mean(0).tolist()
-        measured = dict(zip(layout.prunable, mean, strict=True))
         density = self.masking.density
-        shares = rule.sensitivity(layout, measured, density, self.probe_saturate)
+        shares = rule.sensitivity(ctx.task.layout, measured, density, self.probe_saturate)
         first = ctx.common.fold("init")  # state.params lacks what the first mask lacks
         params = ctx.task.init(first if self.reuse_init else first.fold(1))
         drawn = self.masking.seed(ctx, shares, 1)
@@ -382,12 +378,19 @@ def code_parity(method: Flash) -> Flash:
     )
 
 
-def _sensitivity(up: Up) -> Tensor:
-    if not isinstance(up, Sensitivity):
-        raise WireError("weights came back where densities of layers were asked for")
-    if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
-        raise WireError("a density of a layer is not between 0 and 1")
-    return up.densities
+def mean_sensitivity(ctx: Ctx, replies: Iterable[object]) -> Densities:
+    """The mean over clients of the density of each layer; nothing, if nobody replied."""
+    found = []
+    for up in replies:
+        if not isinstance(up, Sensitivity):
+            raise WireError("weights came back where densities of layers were asked for")
+        if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
+            raise WireError("a density of a layer is not between 0 and 1")
+        found.append(up.densities)
+    if not found:
+        return {}
+    mean = torch.stack(found).double().mean(0).tolist()
+    return {n: rule.meant(share) for n, share in zip(ctx.task.layout.prunable, mean, strict=True)}
 
 
 def _density(masks: Masks) -> float:

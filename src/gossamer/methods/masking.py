@@ -71,7 +71,7 @@ class Masking:
 
     def since_probe(self, ctx: Ctx) -> Ctx:
         """Rounds counted without the first one, if that trains nothing."""
-        return replace(ctx, round=ctx.round - self.probes, rounds=ctx.rounds - self.probes)
+        return after_probe(ctx) if self.probes else ctx
 
     # from a seed ----------------------------------------------------------------------------------
 
@@ -154,6 +154,11 @@ class Masking:
 
     def _churned(self, ctx: Ctx) -> list[str] | None:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
+
+
+def after_probe(ctx: Ctx) -> Ctx:
+    """Rounds counted without a first one that trains nothing."""
+    return replace(ctx, round=ctx.round - 1, rounds=ctx.rounds - 1)
 
 
 def layers(names: Sequence[str], wish: str) -> list[str]:

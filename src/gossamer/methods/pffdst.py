@@ -14,7 +14,7 @@ clients' validation data), both phases readjust, and the density asked for is re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,27 +23,29 @@ from torch import Tensor
 
 from gossamer import masks as rule
 from gossamer import merge
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Exchange,
-    Job,
-    Masks,
-    Measures,
-    Missing,
-    Params,
-    Result,
-)
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.masks import Change
 from gossamer.methods import feddst, sparse
 from gossamer.methods.feddst import Weighting
+from gossamer.methods.flash import SCHEDULE, Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.freezing import (
+    Down,
+    Local,
+    Message,
+    Reply,
+    Up,
+    Work,
+    message,
+    received,
+    scales,
+    score,
+)
 from gossamer.methods.phases import Phases
-from gossamer.methods.sparse import BatchNorm
+from gossamer.methods.sparse import BatchNorm, Learning
 from gossamer.optim import Training
-from gossamer.wire import Packed, Revision, WireError, unpack
+from gossamer.wire import Drawn, Revision, WireError
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 
@@ -62,6 +64,8 @@ class Server:
     """By client id: 1 if the client holds the frozen part, or -1."""
     trimmed: bool
     """Whether this phase has pruned its last growth."""
+    measured: dict[str, float]
+    """Densities of layers that clients found, where they were asked."""
     best: Params
     """The model of the first phase that did best on validation data, where that will be frozen."""
     best_masks: Masks
@@ -69,54 +73,13 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """The part of the model that every client receives once."""
-
-    values: Packed
-    masks: Masks
-
-
-@dataclass(frozen=True)
-class Down:
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Revision | None
-    """Of what is trained; nothing, if the client holds it."""
-    frozen: Frozen | None
-    keeps: bool
-    """Whether there is a frozen part, sent or held."""
-
-
-@dataclass(frozen=True)
-class Up:
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Revision | None
-    """Only if clients readjust masks."""
-    score: float | None
-    """Of the model received, on the client's validation data."""
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
-    frozen: Frozen | None
-
-
-@dataclass
-class Work:
-    model: sparse.Work
-    frozen: Frozen | None
-    score: float | None
-
-
-@dataclass(frozen=True)
 class PFFDST:
     clients: int = option(20, "clients per round", least=1)
     training: Training = replace(feddst.TRAINING, epochs=2)
     phases: Phases = Phases()
+    learning: Learning = Learning()
+    probe_clients: int = option(10, "clients of the first round, if it probes", least=1)
+    probe_epochs: float = option(10.0, "epochs of that round", above=0)
     start: Literal["magnitude", "random"] = option(
         "magnitude", "the first mask has the largest first weights, or any"
     )
@@ -132,25 +95,45 @@ class PFFDST:
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        if self.phases.freezing and ctx.rounds < 2:
-            raise ValueError("two phases need two rounds; use --rounds 2 or more, or --no-freezing")
+        least = self.phases.probes + (2 if self.phases.freezing else 1)
+        if ctx.rounds < least:
+            raise ValueError(
+                f"two phases take a round each, and probing another; use --rounds {least} or more, "
+                f"or --no-freezing"
+            )
+        self.learning.check(self.training)
         params = ctx.task.init(ctx.common.fold("init"))
-        quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra)
-        masks = feddst.first_masks(ctx, params, quotas, self.start)
-        return Server(rule.masked(params, masks), masks, {}, 0, NOBODY, NOBODY, False, {}, {}, -1.0)
+        if self.phases.probes:
+            masks = self._probed(ctx).masks()
+        else:
+            quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra)
+            masks = feddst.first_masks(ctx, params, quotas, self.start)
+        params = rule.masked(params, masks)
+        return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        if self.phases.probing(ctx):
+            return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
         return feddst.drawn(ctx, pool, self.clients, self.replacement)
 
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Message:
+        if self.phases.probing(ctx):
+            weights = sparse.values(state.params, state.masks)
+            rest = sparse.dense(ctx, state.params), sparse.buffers(ctx, state.params, self.bn)
+            return Probe(weights, *rest, self._probed(ctx), None)
         current = sparse.holds(state.held, client, state.version)
-        return self._message(ctx, state, current, sparse.holds(state.holders, client, 1))
+        keeps = sparse.holds(state.holders, client, 1)
+        return message(ctx, state.params, state.masks, state.frozen, self.bn, current, keeps)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask or the frozen part."""
-        return self._message(ctx, state, knows=False, keeps=False)
+        return message(ctx, state.params, state.masks, state.frozen, self.bn, False, False)
 
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+    def merge(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Reply]]
+    ) -> Server:
+        if self.phases.probing(ctx):
+            return self._begun(ctx, state, exchanges)
         met: list[int] = []
         scores: list[tuple[float, float]] = []
         average = rule.masked_mean(self._replies(ctx, state, exchanges, met, scores), "wfa")
@@ -175,39 +158,47 @@ class PFFDST:
             held=known,
             holders=sparse.marked(state.holders, met, 1) if state.frozen else state.holders,
         )
-        state = self._readjusted(ctx, state)
-        over = self.phases.freezing and ctx.round >= self.phases.half(ctx) and not state.frozen
-        return self._frozen(ctx, state) if over else state
+        parts = (state.params, state.masks, state.frozen, average)
+        change = None if state.trimmed else self.phases.readjusted(ctx, *parts)
+        if change is not None:
+            state = self._changed(replace(state, trimmed=self.phases.trims(ctx)), change)
+        return self._frozen(ctx, state) if self.phases.over(ctx) and not state.frozen else state
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+    def replies(self, ctx: Ctx, down: Message) -> Sequence[Reply]:
         """What the answer to a message looks like."""
         layout = ctx.task.layout
+        if isinstance(down, Probe):
+            return [Sensitivity(torch.zeros(len(layout.prunable)))]
         blank = {name: torch.zeros(layout[name].shape) > 0 for name in down.values.values}
-        mask = Revision(blank) if self.phases.share(ctx) else None
+        mask = Revision(blank) if self.phases.moves(ctx) else None
         return [Up(down.values, down.dense, down.buffers, mask, 0.0 if self._scores(ctx) else None)]
 
     # client ---------------------------------------------------------------------------------------
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        masks = down.mask.masks if down.mask else local.masks if local else None
-        frozen = down.frozen or (local.frozen if local and down.keeps else None)
-        if masks is None or (down.keeps and frozen is None):
-            raise Missing("the mask or the frozen part was not sent, and is not held here")
-        params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
-        if frozen:
-            rests = unpack(frozen.values, frozen.masks)
-            params |= {n: torch.where(m, rests[n], params[n]) for n, m in frozen.masks.items()}
-        score = _score(ctx, params) if self._scores(ctx) else None
-        model = sparse.begin(
-            ctx, params, masks, self.training.rate(ctx), self.phases.share(ctx) > 0
-        )
+    def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
+        if isinstance(down, Probe):
+            masks = down.mask.masks()
+            params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
+            model = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
+            model.probe = True
+            return Job(Work(model, None, None), self.probe_epochs, self.training.batch)
+        return self._job(ctx, down, local)
+
+    def _job(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        params, masks, frozen = received(ctx, down, local)
+        tried = score(ctx, params) if self._scores(ctx) else None
+        rate = self.training.rate(self.phases.since_probe(ctx))
+        model = sparse.begin(ctx, params, masks, rate, self.phases.moves(ctx))
         if frozen:
             model.frozen = frozen.masks
-            still = _scales(ctx) if self.freeze_norm else []
+            still = scales(ctx) if self.freeze_norm else []
             model.kept |= {name: torch.zeros_like(model.params[name]) for name in still}
-        return Job(Work(model, frozen, score), self.training.epochs, self.training.batch)
+        return Job(Work(model, frozen, tried), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        if work.model.probe or self.phases.readjust == "learned":
+            sparse.step(ctx, self.training, self.learning, work.model, batch)
+            return work
         sparse.descend(ctx, self.training, work.model, batch)
         if work.model.moves and batch.step + 1 == batch.steps:
             density = self.phases.wanted(ctx)
@@ -218,8 +209,12 @@ class PFFDST:
             feddst.readjust(ctx, work.model, batch, low, high, everywhere)
         return work
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[Reply, Local]:
         model, frozen = work.model, work.frozen
+        if model.probe:
+            found = sparse.sensitivity(ctx, model)
+            needed = sparse.trained(self.learning, model)
+            return Result(Sensitivity(found), None, model.masks, needed, sparse.metrics(model))
         # The server holds what is active in all, so with a frozen part it cannot name the base.
         base = None if frozen else model.start
         up = Up(
@@ -248,85 +243,60 @@ class PFFDST:
         return Measures(state.masks, {"frozen_density": frozen})
 
     def _scores(self, ctx: Ctx) -> bool:
-        first = ctx.round <= self.phases.half(ctx)
+        first = self.phases.clock(ctx)[0] == 1
         return self.freeze_from == "best-valid" and self.phases.freezing and first
 
     # masks ----------------------------------------------------------------------------------------
 
-    def _readjusted(self, ctx: Ctx, state: Server) -> Server:
-        """The server prunes the smallest weights, and grows as many until it has done so last."""
-        number, length = self.phases.clock(ctx)
-        end = max(1, round(self.phases.until * length))
-        if self.phases.readjust == "client":
-            quotas = self.phases.quotas(ctx, self.phases.wanted(ctx))
-            if all(kept <= quotas[name] for name, kept in rule.count(state.masks).items()):
-                return state
-            left = rule.largest(state.params, quotas, state.masks, state.frozen or None)
-            return self._changed(state, Change.of(state.masks, left, _none(left)))
-        if not self.phases.extra or state.trimmed or (number < end and number % self.phases.every):
+    def _probed(self, ctx: Ctx) -> Drawn:
+        """The mask that is probed: random, as dense as the model will be in the end."""
+        quotas = self.phases.quotas(ctx, rule.meant(self.phases.density))
+        shapes = {name: ctx.task.layout[name].shape for name in quotas}
+        return Drawn.by(ctx.common.fold("masks", 0), quotas, shapes)
+
+    def _begun(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Reply]]
+    ) -> Server:
+        """The end of the probe: a random mask with the densities that clients found."""
+        measured = mean_sensitivity(ctx, (exchange.up for exchange in exchanges))
+        if not measured:
             return state
-        low = self.phases.low(ctx, state.params, state.masks, state.frozen)
-        high = rule.count(state.masks)
-        if number >= end:
-            high, state = low, replace(state, trimmed=True)
-        key = ctx.key.fold("grow")
-        change = rule.readjust(state.params, state.masks, low, high, key, state.frozen or None)
-        return self._changed(state, change)
+        quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra, measured)
+        masks = rule.random_masks(ctx.common.fold("masks", 1), ctx.task.layout, quotas)
+        params = rule.masked(ctx.task.init(ctx.common.fold("init", 1)), masks)
+        plain = {name: float(share) for name, share in measured.items()}
+        return replace(state, params=params, masks=masks, version=1, measured=plain)
 
     def _frozen(self, ctx: Ctx, state: Server) -> Server:
         """The end of the first phase: what is there rests, and as much is grown beside it."""
         params, frozen = state.params, state.masks
         if state.best:
             params, frozen = {**params, **state.best}, state.best_masks
-        room = {
-            name: mask.numel() - n
-            for (name, mask), n in zip(frozen.items(), rule.count(frozen).values(), strict=True)
-        }
-        wanted = self.phases.floors(ctx, self.phases.part + self.phases.extra)
-        added = {name: min(number, room[name]) for name, number in wanted.items()}
-        grown = rule.grow_random(ctx.key.fold("second"), frozen, added)
+        measured = {name: rule.meant(share) for name, share in state.measured.items()}
+        change = self.phases.second(ctx, frozen, measured)
         state = replace(state, params=params, masks=frozen, frozen=frozen, holders=NOBODY)
         state = replace(state, trimmed=False, best={}, best_masks={})
-        return self._changed(state, Change.of(frozen, frozen, grown))
+        return self._changed(state, change)
 
     def _changed(self, state: Server, change: Change) -> Server:
         params = rule.masked(state.params, change.kept)
         return replace(state, params=params, masks=change.masks, version=state.version + 1)
 
-    # messages -------------------------------------------------------------------------------------
-
-    def _message(self, ctx: Ctx, state: Server, knows: bool, keeps: bool) -> Down:
-        frozen = state.frozen
-        trained = rule.without(state.masks, frozen) if frozen else state.masks
-        sent = None
-        if frozen and not keeps:
-            sent = Frozen(sparse.values(state.params, frozen), frozen)
-        # Who holds the frozen mask needs to be told of the free places only.
-        base = frozen if frozen and keeps else None
-        return Down(
-            sparse.values(state.params, trained),
-            sparse.dense(ctx, state.params),
-            sparse.buffers(ctx, state.params, self.bn),
-            None if knows else Revision(trained, base),
-            sent,
-            bool(frozen),
-        )
-
     def _replies(
         self,
         ctx: Ctx,
         state: Server,
-        exchanges: Iterable[Exchange[Down, Up]],
+        exchanges: Iterable[Exchange[Message, Reply]],
         met: list[int],
         scores: list[tuple[float, float]],
     ) -> Iterator[tuple[Params, Masks, float]]:
         trained = rule.without(state.masks, state.frozen) if state.frozen else state.masks
-        quotas = sum(self.phases.quotas(ctx, self.phases.wanted(ctx)).values()) - sparse.total(
-            state.frozen
-        )
-        allowed = max(sparse.total(trained), quotas)
+        quotas = self.phases.quotas(ctx, self.phases.wanted(ctx))
+        allowed = max(sparse.total(trained), sum(quotas.values()) - sparse.total(state.frozen))
         for exchange in exchanges:
             up, down = exchange.up, exchange.down
+            if not isinstance(up, Up):
+                raise WireError("densities of layers came back where weights were asked for")
             masks = trained
             if up.mask is not None:
                 masks = sparse.affordable(up.mask.masks, allowed)
@@ -363,24 +333,7 @@ def without_readjustment() -> PFFDST:
     return PFFDST(training=feddst.TRAINING, phases=Phases(readjust="client"))
 
 
-def _score(ctx: Ctx, params: Params) -> float:
-    """The accuracy of a model on what the client holds back."""
-    valid = ctx.own.valid
-    if not len(valid):
-        raise ValueError(
-            "--freeze-from best-valid goes by clients' validation data, and this client has none; "
-            "use e.g. --valid 0.1"
-        )
-    with torch.inference_mode():
-        found = ctx.task.logits(ctx.task.own(params), valid.x.to(ctx.task.device)).argmax(-1)
-    return float((found.cpu() == valid.y).double().mean())
-
-
-def _scales(ctx: Ctx) -> list[str]:
-    """Weights of normalisation layers."""
-    leaves = ctx.task.layout.leaves
-    return [n for n, leaf in leaves.items() if leaf.kind == "norm" and n.endswith("weight")]
-
-
-def _none(masks: Mapping[str, Tensor]) -> Masks:
-    return {name: torch.zeros_like(mask) for name, mask in masks.items()}
+def pfflash() -> PFFDST:
+    """Freezing on FLASH's masks: densities of layers are probed, and masks stay."""
+    phases = Phases(density=0.05, readjust="none", allocation="sensitivity", rounding="exact")
+    return PFFDST(clients=10, training=SCHEDULE, phases=phases, start="random")

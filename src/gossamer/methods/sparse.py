@@ -169,6 +169,12 @@ def metrics(work: Work) -> dict[str, float]:
     return found
 
 
+def sensitivity(ctx: Ctx, work: Work) -> Tensor:
+    """The density of each prunable layer, in the layout's order."""
+    dense = rule.layer_densities(work.masks)
+    return torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable])
+
+
 def trained(learning: Learning, work: Work) -> Masks:
     """Whose gradients were needed, if those of more than the active weights."""
     if not (work.moves and learning.dense_gradients):
