@@ -40,13 +40,15 @@ GBIT = {
     "spafl/cifar100-resnet18": 16.896,
 }
 
-# Weights that FLASH prunes: convolutions, or the two layers in the middle.
+# Weights that FLASH and PFFDST prune.
 PRUNABLE = {
     ("mnistnet", "mnist"): 261_000,
     ("femnist_cnn", "femnist"): 6_473_728,
     ("resnet18:init=flash", "cifar10"): 11_159_232,
     ("resnet18:init=flash", "cifar100"): 11_159_232,
     ("resnet18:init=flash", "tiny-imagenet"): 10_987_200,
+    ("lenet_cifar", "cifar10"): 781_770,
+    ("resnet18", "cifar10"): 11_164_352,
 }
 
 
@@ -69,7 +71,7 @@ def test_every_file_says_what_it_is_and_can_be_run(path: Path) -> None:
     found.build_method()
     wish = found.experiment
     task = task_of(wish.model, wish.data, wish.prunable)
-    if name_of(path).startswith("flash/"):
+    if name_of(path).startswith(("flash/", "pffdst/")):
         assert task.layout.total("count", task.layout.prunable) == PRUNABLE[wish.model, wish.data]
 
 
