@@ -37,7 +37,13 @@ from gossamer.task import Task
 from gossamer.wire import dump
 
 SIDE, CLASSES, POOL = 6, 3, 12
-SMALL = {"clients": 4, "batch": 8}
+SMALL = {
+    "clients": 4,
+    "batch": 8,
+    "first_rounds": 1,
+    "first_batches": 1,
+    "adjust_every": 2,
+}
 """Settings that are made smaller where a method has them, so that a check takes seconds."""
 
 

@@ -53,7 +53,14 @@ from gossamer.masks.groups import (
     random_groups,
     regrow_in_groups,
 )
-from gossamer.masks.importance import Additions, Adjustment, adjust, worthwhile
+from gossamer.masks.importance import (
+    Additions,
+    Adjustment,
+    Importance,
+    Pace,
+    adjust,
+    worthwhile,
+)
 from gossamer.masks.measure import churn, layer_densities, layer_mismatch, mismatch
 from gossamer.masks.schedule import Decay, decayed
 from gossamer.masks.select import (
@@ -78,7 +85,9 @@ __all__ = [
     "Decay",
     "Densities",
     "Growth",
+    "Importance",
     "Number",
+    "Pace",
     "Redistribution",
     "Rounding",
     "Saturate",

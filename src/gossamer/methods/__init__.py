@@ -14,6 +14,7 @@ from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
 from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
+from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL, bytecode, release
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
@@ -35,6 +36,7 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pffdst-no-freezing": without_freezing(),
     "pffdst-no-server": without_readjustment(),
     "pfflash": pfflash(),
+    "prunefl": PruneFL(),
     "nst": NST(),
     "pdst": pdst(),
     "spdst": Flash(),
@@ -55,5 +57,6 @@ __all__ = [
     "LGFedAvg",
     "NST",
     "PFFDST",
+    "PruneFL",
     "SpaFL",
 ]
