@@ -231,22 +231,22 @@ def sample(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
     return [pool[index] for index in sorted(chosen.tolist())]
 
 
-def sample_by_budget(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
+def sample_by_budget(
+    key: Key, pool: Sequence[Client], count: int, most: float = 1.0
+) -> list[Client]:
     """`count` clients with every budget in its share of the pool, in the order of their ids.
 
-    Shares are rounded by largest remainder, and ties go to the larger budget, so that a budget has
-    the same number of clients in every cohort. With a single budget this is `sample`.
+    What is left over when shares are rounded down goes to groups at random, in proportion, so that
+    everybody is drawn sooner or later. Budgets of `most` and above are one; with a single budget
+    this is `sample`.
     """
-    levels = levels_of(pool)
+    levels = levels_of(pool).up_to(most)
     if len(levels.budgets) < 2:
         return sample(key, pool, count)
     _check_count(pool, count)
-    # The largest budget comes first because ties go to what comes first.
-    groups = list(zip(levels.budgets, levels.members, strict=True))[::-1]
     chosen: list[int] = []
-    for (budget, members), share in zip(
-        groups, apportion(count, [len(members) for _, members in groups]), strict=True
-    ):
+    shares = _shares(key.fold("cohort"), count, [len(members) for members in levels.members])
+    for budget, members, share in zip(levels.budgets, levels.members, shares, strict=True):
         if share:
             draw = key.fold("cohort", repr(budget)).numpy()
             picked = draw.choice(len(members), size=share, replace=False, shuffle=False)
@@ -254,16 +254,28 @@ def sample_by_budget(key: Key, pool: Sequence[Client], count: int) -> list[Clien
     return [pool[index] for index in sorted(chosen)]
 
 
-def sample_richest(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
+def sample_richest(key: Key, pool: Sequence[Client], count: int, most: float = 1.0) -> list[Client]:
     """Up to `count` clients of those with the largest budget, in the order of their ids.
 
-    All of them if there are fewer. With a single budget, and enough clients, this is `sample`.
+    All of them if there are fewer; budgets of `most` and above are one. With a single budget, and
+    enough clients, this is `sample`.
     """
     _check_count(pool, min(count, len(pool)))
-    richest = levels_of(pool).members[-1]
+    richest = levels_of(pool).up_to(most).members[-1]
     draw, size = key.fold("cohort").numpy(), min(count, len(richest))
     picked = draw.choice(len(richest), size=size, replace=False, shuffle=False)
     return [pool[index] for index in sorted(richest[picked].tolist())]
+
+
+def _shares(key: Key, count: int, sizes: Sequence[int]) -> list[int]:
+    """How many of `count` each group has: the floor of its share, and one more by its remainder.
+
+    Systematic sampling: a random start and equal steps give every group its share in the mean.
+    """
+    ends = np.cumsum(sizes)
+    start = int(key.fold("shares").numpy().integers(ends[-1]))
+    found: list[int] = np.diff((count * ends + start) // ends[-1], prepend=0).tolist()
+    return found
 
 
 def _check_count(pool: Sequence[Client], count: int) -> None:
@@ -288,6 +300,14 @@ class Levels:
         values, level, sizes = np.unique(budgets, return_inverse=True, return_counts=True)
         members = np.split(np.argsort(level, kind="stable"), np.cumsum(sizes)[:-1])
         return Levels(tuple(values.tolist()), tuple(members[: len(values)]))
+
+    def up_to(self, most: float) -> Levels:
+        """The same, where whoever can afford `most` or more is of one level."""
+        below = sum(budget < most for budget in self.budgets)
+        if below >= len(self.budgets) - 1:
+            return self
+        top = np.sort(np.concatenate(self.members[below:]))
+        return Levels((*self.budgets[:below], most), (*self.members[:below], top))
 
 
 @runtime_checkable

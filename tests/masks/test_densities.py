@@ -40,6 +40,14 @@ def test_the_examples_are_right() -> None:
     assert doctest.testmod(module).failed == 0
 
 
+def test_erk_plus_is_erk_where_the_head_is_not_pruned() -> None:
+    layout = layout_of("mnistnet", GREY, 10, ("conv2.weight", "fc1.weight"))
+    assert erk_plus(layout, 0.05) == erk(layout, 0.05)
+    whole = layout_of("mnistnet", GREY, 10)
+    found = erk_plus(whole, 0.05)
+    assert found["fc2.weight"] == 1 > found["fc1.weight"]
+
+
 # numbers ------------------------------------------------------------------------------------------
 
 

@@ -247,7 +247,7 @@ def test_the_server_of_jmwst_cuts_its_model_from_the_union() -> None:
         assert KEPT - 3 <= total(top) <= KEPT
         for masks, outer in pairwise((*round.merged.masks, union)):
             for name, mask in masks.items():
-                size = round.merged.union[name].abs()
+                size = round.merged.tested[name].abs()
                 rest = outer[name] & ~mask
                 assert not rest.any() or size[mask].min() >= size[rest].max()
 

@@ -92,11 +92,11 @@ def test_masks_that_are_probed_have_no_groups() -> None:
 
 def test_a_server_keeps_the_largest_weights_of_each_group() -> None:
     *_, last = played(toy("jmwst", group=GROUP), 4)
-    mask, size = last.merged.masks[0]["5.weight"], last.merged.union
+    mask, size = last.merged.masks[0]["5.weight"], last.merged.tested
     assert size == {}
     union = toy("jmwst", group=GROUP, eval_model="union")
     *_, last = played(union, 4)
-    mean = last.merged.union["5.weight"].abs().reshape(-1, GROUP)
+    mean = last.merged.tested["5.weight"].abs().reshape(-1, GROUP)
     rows_of = mask.reshape(-1, GROUP)
     smallest = torch.where(rows_of, mean, torch.inf).amin(1)
     largest = torch.where(rows_of, -torch.inf, mean).amax(1)
@@ -150,8 +150,19 @@ def test_churned_weights_begin_at_zero_and_others_stay(name: str) -> None:
         new, both = mask & ~before[layer], mask & before[layer]
         assert new.any() and not moved.params[layer][~mask | new].any()
         assert torch.equal(moved.params[layer][both], plain.params[layer][both])
-        known += int(plain.union[layer][new].count_nonzero())
+        known += int(plain.tested[layer][new].count_nonzero())
     assert (known > 0) == (name == "jmwst")
+
+
+def test_what_is_tested_is_the_model_before_it_was_moved() -> None:
+    method = toy(churn=0.8)
+    found = bench(method, 3)
+    *_, last = found.history()
+    tested = method.model(found.server(3), last.merged, None)
+    assert zero_outside(tested, last.state.masks[-1])
+    trained = sum(int(tested[name].count_nonzero()) for name in last.state.masks[-1])
+    left = sum(int(last.merged.params[name].count_nonzero()) for name in last.state.masks[-1])
+    assert left < 0.6 * trained  # two thirds of the weights were moved, and began anew
 
 
 def test_churned_masks_go_down_to_everybody() -> None:

@@ -325,7 +325,7 @@ def test_the_model_that_is_tested_is_sparse_or_the_mean_that_it_is_cut_from(name
     rounds = played(union)
     for one, two, owned in zip(played(masked), rounds, unions(rounds), strict=True):
         ctx = bench(masked).server(one.number)
-        assert equal(one.merged.params, two.merged.params) and one.merged.union == {}
+        assert equal(one.merged.params, two.merged.params) and one.merged.tested == {}
         assert equal(masked.model(ctx, one.merged, None), one.merged.params)
         tested = union.model(ctx, two.merged, None)
         assert equal(rule.masked(tested, two.merged.masks[-1]), two.merged.params)

@@ -24,8 +24,9 @@ from flash_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import METHODS, NST, Client, Exchange
+from gossamer import METHODS, NST, Client, Ctx, Exchange, Key
 from gossamer import masks as rule
+from gossamer._bench import plain_task
 from gossamer.cost import Accounting, paper_bits
 from gossamer.engine.client import train
 from gossamer.methods.nst import Sparse, Up, Whole, code_parity
@@ -252,3 +253,11 @@ def test_a_mask_is_priced_as_a_bitmap() -> None:
     up = first.exchanges[0].up
     assert isinstance(up.mask, Revision) and inside(up.mask.masks, first.merged.masks)
     assert paper_bits(up, NST().accounting) == 32 * (KEPT + 13) + 324
+
+
+def test_budgets_below_the_density_are_refused() -> None:
+    task = plain_task()
+    poor = Ctx(task, 0, 4, Key(1), Key(2), budgets=(0.1, 0.2))
+    with pytest.raises(ValueError, match=r"smallest budget is 0\.1"):
+        NST(density=0.2).init(poor)
+    NST(density=0.1).init(poor)

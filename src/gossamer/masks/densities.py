@@ -81,9 +81,12 @@ def er(layout: Layout, density: Number) -> Densities:
 
 
 def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
-    """`erk` within the same total, but with density `head` in the last fully connected layer."""
-    linear = [name for name in layout.prunable if layout[name].kind == "linear"]
-    if not linear:
+    """`erk` within the same total, but with density `head` in the last fully connected layer.
+
+    Where that layer is not pruned at all, this is `erk`.
+    """
+    linear = [name for name, leaf in layout.leaves.items() if leaf.kind == "linear"]
+    if not linear or linear[-1] not in layout.prunable:
         return erk(layout, density)
     last, share = linear[-1], _checked(head)
     sizes = sizes_of(layout)

@@ -66,8 +66,8 @@ class Server:
     """Of the masks."""
     held: Tensor
     """By client id: the version that the client holds, or -1."""
-    union: Params
-    """The clients' mean before it was masked, where that is to be tested."""
+    tested: Params
+    """What is tested, where that is not the model: the mean before it was masked, or moved."""
     union_density: float
 
 
@@ -80,7 +80,7 @@ class Probe:
     buffers: Params
     mask: Drawn
     budget: float | None
-    """Of a client that cannot afford the whole mask."""
+    """Of a client that cannot afford the whole mask, to draw its part of it."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Flash:
         "masked", "test the sparse model, or the mean that it is cut from"
     )
     bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
-    accounting: Accounting = Accounting(mask_code="none")
+    accounting: Accounting = Accounting(mask_code="none", uncharged="budget")
 
     # server ---------------------------------------------------------------------------------------
 
@@ -157,9 +157,9 @@ class Flash:
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if not self.masking.probing(ctx):
-            return sample_by_budget(ctx.key, pool, self.clients)
+            return sample_by_budget(ctx.key, pool, self.clients, self.masking.density)
         if self.probe_among == "richest":
-            return sample_richest(ctx.key, pool, self.probe_clients)
+            return sample_richest(ctx.key, pool, self.probe_clients, self.masking.density)
         return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
@@ -177,15 +177,17 @@ class Flash:
             sparse.dense(ctx, state.params),
             sparse.buffers(ctx, state.params, self.bn),
         )
-        budget = client.budget if client.budget < self.masking.density else None
+        budget = self.masking.part(client)
         if self.masking.probing(ctx):
             assert state.drawn is not None
             return Probe(*parts, state.drawn, budget)
         if holds:
-            return Train(*parts, None, budget)
+            return Train(*parts, None, None)
         # Nobody answered the probe: its mask goes on, and a seed would be drawn in groups.
         probed = self.masking.probes and state.version == 0
-        return Train(*parts, Revision(masks) if probed else state.drawn or Revision(masks), budget)
+        if probed or state.drawn is None:
+            return Train(*parts, Revision(masks), None)
+        return Train(*parts, state.drawn, budget)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         if self.masking.probing(ctx):
@@ -203,19 +205,21 @@ class Flash:
             masks, drawn = self.masking.chosen(ctx, params, average), None
         elif self.resample and len(masks) > 1:
             masks, drawn = self.masking.levels(ctx, masks[-1], params), None
+        tested = params if self.eval_model == "union" else {}
         if self.masking.churn:
+            # What is moved starts from zero, and would be tested before it was ever trained.
+            tested = tested or rule.masked(params, masks[-1])
             change = self.masking.churned(ctx, masks[-1])
             masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
             params, drawn = rule.masked(params, change.kept), None
-        version = state.version + (masks is not state.masks)
-        ids = [client.id for client in met]
+        version, ids = state.version + (masks is not state.masks), [client.id for client in met]
         return Server(
             rule.masked(params, masks[-1]),
             masks,
             drawn,
             version,
             sparse.marked(state.held, ids, version if version == state.version else -1),
-            params if self.eval_model == "union" else {},
+            tested,
             spread,
         )
 
@@ -270,7 +274,7 @@ class Flash:
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return state.union or state.params
+        return state.tested or state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, and how much of it clients have in common or not."""
@@ -291,8 +295,8 @@ class Flash:
             return state
         density = self.masking.density
         shares = rule.sensitivity(ctx.task.layout, measured, density, self.probe_saturate)
-        first = ctx.common.fold("init")  # state.params lacks what the first mask lacks
-        params = ctx.task.init(first if self.reuse_init else first.fold(1))
+        key = ctx.common.fold("init")  # the state's weights lack what the first mask lacks
+        params = ctx.task.init(key if self.reuse_init else key.fold(1))
         drawn = self.masking.seed(ctx, shares, 1)
         return self._begun(ctx, params, drawn, state.version + 1, state.held)
 
@@ -302,8 +306,6 @@ class Flash:
         params = rule.masked(params, top)
         union = params if self.eval_model == "union" else {}
         return Server(params, masks, drawn, version, held, union, _density(top))
-
-    # parts ----------------------------------------------------------------------------------------
 
     def _replies(
         self,
@@ -359,8 +361,8 @@ def pdst() -> Flash:
 
 
 def jmwst() -> Flash:
-    """Masks that clients move in every round."""
-    return Flash(mask_every=1)
+    """Masks that clients move in every round; the paper's count has them as bitmaps."""
+    return Flash(mask_every=1, accounting=Accounting(uncharged="budget"))
 
 
 def code_parity(method: Flash) -> Flash:

@@ -39,7 +39,7 @@ class Masking:
         if not ctx.task.layout.prunable:
             raise ValueError("this model has no layer that may be pruned; see --prunable")
         densities = self.densities(ctx)
-        if densities[-1] < self.density:
+        if densities[-1] < self.density - 1e-6:  # budgets have six decimals
             raise ValueError(
                 f"the largest budget is {densities[-1]:g} and the density {self.density:g}, so a "
                 f"part of the model would never be trained; use --density {densities[-1]:g}"
@@ -121,8 +121,13 @@ class Masking:
         return sorted({self.affords(budget) for budget in ctx.budgets})
 
     def affords(self, budget: float) -> float:
-        """The density that a client of a budget trains."""
-        return min(budget, self.density)
+        """The density that a client of a budget trains; budgets have six decimals."""
+        return budget if budget < self.density - 1e-6 else self.density
+
+    def part(self, client: Client) -> float | None:
+        """The density of a client that cannot afford the whole mask."""
+        found = self.affords(client.budget)
+        return found if found < self.density else None
 
     def level(self, ctx: Ctx, client: Client) -> int:
         """Which of the densities is a client's."""

@@ -84,6 +84,11 @@ class NST:
         self.learning.check(self.training)
         if not ctx.task.layout.prunable:
             raise ValueError("this model has no layer that may be pruned; see --prunable")
+        if ctx.budgets[0] < self.density:
+            raise ValueError(
+                f"every client of NST has density {self.density:g}, and the smallest budget is "
+                f"{ctx.budgets[0]:g}; use spdst or jmwst with --budgets"
+            )
         first = self._first(ctx)
         return Server(rule.masked(ctx.task.init(ctx.common.fold("init")), first), first)
 

@@ -70,7 +70,9 @@ class Learning:
 
     def due(self, batch: Batch) -> bool:
         """Whether masks move after this batch."""
-        return batch.ends_epoch if self.update_at == "end" else rule.updates_masks(batch)
+        if self.update_at == "end":
+            return batch.ends_epoch or batch.step + 1 == batch.steps
+        return rule.updates_masks(batch)
 
 
 @dataclass
