@@ -186,11 +186,12 @@ def test_the_bytes_of_a_drawn_mask() -> None:
     assert encode(record)[HEADER:] == struct.pack("<q", -2) + b"\x03" + b"\xc8\x01"
 
 
-@pytest.mark.parametrize("code", ["bitmap", "none", "coo", "entropy", "auto"])
+@pytest.mark.parametrize("code", ["bitmap", "coo", "entropy", "auto"])
 def test_papers_count_a_seed_and_a_number_for_each_tensor(code: MaskCode) -> None:
     record = Holder(Drawn(7, TENTH, SHAPES))
     assert paper_bits(record, Accounting(mask_code=code)) == 64 + 32 * 4
     assert paper_bits(record.mask.masks(), Accounting(mask_code="seed")) == 64 + 32 * 4
+    assert paper_bits(record, Accounting(mask_code="none")) == 0  # a paper that counts no masks
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,17 @@ def demo(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     out = Path(options.out)
     experiment = replace(EXPERIMENT, rounds=options.rounds)
+    configs = {
+        name: Config(name, {**COMMON, **settings}, experiment, Options(eval_every=1))
+        for name, settings in METHODS.items()
+    }
+    with refusing():  # all of them, before the first is run
+        for config in configs.values():
+            engine.check(*config.build(), rounds=experiment.rounds, seed=experiment.seed)
     summaries: list[Summary] = []
     stop = Stop()
     with interrupts(stop):
-        for name, settings in METHODS.items():
-            config = Config(name, {**COMMON, **settings}, experiment, Options(eval_every=1))
+        for name, config in configs.items():
             summaries.append(_one(config, out / name, stop))
             if summaries[-1].interrupted:
                 again = shlex.join(["gossamer", "demo", *arguments])
