@@ -43,6 +43,8 @@ SMALL = {
     "first_rounds": 1,
     "first_batches": 1,
     "adjust_every": 2,
+    "probe_clients": 4,
+    "probe_epochs": 1.0,
 }
 """Settings that are made smaller where a method has them, so that a check takes seconds."""
 
