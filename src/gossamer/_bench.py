@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from gossamer import fields
-from gossamer._watch import untouched_generators
+from gossamer._tiny import Tiny
 from gossamer.core import (
     Client,
     Ctx,
@@ -36,19 +34,6 @@ from gossamer.engine.options import Options, Stop
 from gossamer.task import Task
 from gossamer.wire import dump
 
-SIDE, CLASSES, POOL = 6, 3, 12
-SMALL = {
-    "clients": 4,
-    "batch": 8,
-    "first_rounds": 1,
-    "first_batches": 1,
-    "adjust_every": 2,
-    "probe_clients": 4,
-    "probe_epochs": 1.0,
-}
-"""Settings that are made smaller where a method has them, so that a check takes seconds."""
-
-
 Seen = Callable[[str, object], None]
 
 
@@ -64,6 +49,12 @@ class Bench:
     task: Task
     federation: Tiny
     rounds: int
+    told: list[Round] = field(default_factory=list, repr=False, compare=False)
+    """The whole history, once it was played to its end."""
+    ran: dict[int, Ran] = field(default_factory=dict, repr=False, compare=False)
+    """Uninterrupted runs of the engine, by their workers."""
+    stories: dict[int, dict[str, bytes]] = field(default_factory=dict, repr=False, compare=False)
+    """Plain stories, by what the global generators were seeded with."""
 
     def server(self, number: int) -> Ctx:
         """Where the server stands in a round."""
@@ -87,8 +78,29 @@ class Bench:
     def history(self, seen: Seen = lambda name, record: None) -> Iterator[Round]:
         """Round after round, as the engine does it, with records in place of bytes.
 
-        `seen` is shown every record that travels or is kept, by name, before it is used.
+        `seen` is shown every record that travels or is kept, by name, before it is used. What was
+        played to its end is not played again.
         """
+        if self.told:
+            yield from self._again(seen)
+            return
+        rounds = []
+        for round in self._play(seen):
+            rounds.append(round)
+            yield round
+        self.told.extend(rounds)
+
+    def _again(self, seen: Seen) -> Iterator[Round]:
+        seen("Server", self.told[0].state)
+        for round in self.told:
+            for exchange, result in zip(round.exchanges, round.results, strict=True):
+                seen("Down", exchange.down)
+                seen("Up", result.up)
+                seen("Local", result.local)
+            seen("Server", round.merged)
+            yield round
+
+    def _play(self, seen: Seen) -> Iterator[Round]:
         kept: dict[int, Any] = {}
         state = self.init()
         seen("Server", state)
@@ -200,6 +212,14 @@ class Story:
         return found
 
 
+def story(bench: Bench, seed: int) -> dict[str, bytes]:
+    """What is told with global generators seeded so; it is told once."""
+    if seed not in bench.stories:
+        poison(seed)
+        bench.stories[seed] = Story(bench).tell()
+    return bench.stories[seed]
+
+
 def image(value: object) -> bytes:
     """The bytes of a value, whatever it is made of; of a context only the data count."""
     match value:
@@ -279,7 +299,18 @@ class _StopAfter:
 
 
 def whole_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
-    """A run of the engine in a folder of its own; stopped once and resumed, if asked for."""
+    """A run of the engine in a folder of its own; stopped once and resumed, if asked for.
+
+    One that is not stopped is made once.
+    """
+    if stop_after:
+        return _engine_run(bench, workers, stop_after)
+    if workers not in bench.ran:
+        bench.ran[workers] = _engine_run(bench, workers)
+    return bench.ran[workers]
+
+
+def _engine_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
     with tempfile.TemporaryDirectory(prefix="gossamer-check-") as folder:
 
         def go(sink: _StopAfter, resume: bool) -> str:
@@ -303,63 +334,3 @@ def whole_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
     for event in found:
         del event["clock"]
     return Ran(state_hash, [json.dumps(event) for event in found])
-
-
-# what it is tried on ----------------------------------------------------------------------------
-
-
-def small(method: AnyMethod) -> AnyMethod:
-    """The method with few clients and small batches, if those are settings of it."""
-    known = {setting.name: setting.default for setting in fields.settings(method)}
-    numbers = {name: known[name] for name in SMALL if isinstance(known.get(name), int)}
-    return fields.replace(method, {name: min(numbers[name], SMALL[name]) for name in numbers})
-
-
-def plain_task() -> Task:
-    """A convolutional net without state beside its parameters."""
-    with untouched_generators():
-        return _task(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
-
-
-def normed_task() -> Task:
-    """A net with running statistics and dropout."""
-    with untouched_generators():
-        conv, norm = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4)
-        head = (nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, CLASSES))
-        return _task(conv, norm, nn.ReLU(), *head)
-
-
-def _task(*layers: nn.Module) -> Task:
-    return Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE))
-
-
-class Tiny:
-    """Small pictures with a bright row that is their class, made when a client is asked for."""
-
-    name = "check"
-    classes = CLASSES
-    augment = None
-
-    def __init__(self) -> None:
-        self.pool = [Client(id, 17 + id % 5) for id in range(POOL)]
-        self.test = self._make(Key(1).fold("test"), 30)
-
-    def describe(self) -> dict[str, object]:
-        return {"name": self.name, "classes": self.classes}
-
-    def client(self, id: int) -> Data:
-        key = Key(1).fold("client", id)
-        train, valid, test = (
-            self._make(key.fold(part), count)
-            for part, count in (("train", self.pool[id].examples), ("valid", 5), ("test", 5))
-        )
-        return Data(train, valid, test)
-
-    def test_rows(self, id: int) -> np.ndarray | None:
-        return None
-
-    def _make(self, key: Key, count: int) -> Examples:
-        x = torch.randn(count, 1, SIDE, SIDE, generator=key.generator())
-        y = torch.randint(CLASSES, (count,), generator=key.fold("labels").generator())
-        x[torch.arange(count), 0, 2 * y] += 1
-        return Examples(x, y)

@@ -22,19 +22,8 @@ import torch
 from torch import Tensor
 
 from gossamer import fields
-from gossamer._bench import (
-    Bench,
-    Broken,
-    Ran,
-    Round,
-    Story,
-    Tiny,
-    normed_task,
-    plain_task,
-    poison,
-    small,
-    whole_run,
-)
+from gossamer._bench import Bench, Broken, Ran, Round, Story, poison, story, whole_run
+from gossamer._tiny import Tiny, normed_task, plain_task, small
 from gossamer._watch import untouched_generators
 from gossamer.core import Ensemble, Masks, Measures, Params, Result
 from gossamer.engine.client import AnyMethod, batches
@@ -213,17 +202,13 @@ def _repeatable(bench: Bench) -> None:
     """The same call twice gives the same record."""
     poison(1)
     first = Story(bench, twice=True).tell()
-    poison(1)
-    again = Story(bench).tell()
+    again = story(bench, seed=1)
     _same_story(first, again, "is another one when all is done again; keep no state but in records")
 
 
 def _seeded(bench: Bench) -> None:
     """No result depends on a global generator."""
-    poison(1)
-    one = Story(bench).tell()
-    poison(2)
-    two = Story(bench).tell()
+    one, two = story(bench, seed=1), story(bench, seed=2)
     _same_story(one, two, "depends on the global seeds; draw from ctx.key or ctx.common instead")
 
 

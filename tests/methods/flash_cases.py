@@ -13,7 +13,8 @@ from torch import nn
 import gossamer as gs
 from gossamer import METHODS, Client, Ctx, Masks, Params, Task, fields
 from gossamer import masks as rule
-from gossamer._bench import CLASSES, SIDE, Bench, Round, Tiny
+from gossamer._bench import Bench, Round
+from gossamer._tiny import CLASSES, SIDE, Tiny
 from gossamer.cost import Entry
 from gossamer.engine.client import AnyMethod, batches
 from gossamer.engine.events import ClientFailed, ClientFinished, Clock, Event, Measured

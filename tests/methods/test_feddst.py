@@ -11,7 +11,7 @@ import torch
 
 from gossamer import Client, Ctx, Exchange, Job, Key, Options, Task, models, run
 from gossamer import masks as rule
-from gossamer._bench import Tiny, normed_task, plain_task
+from gossamer._tiny import Tiny, normed_task, plain_task
 from gossamer.cost import paper_bits
 from gossamer.engine.client import batches
 from gossamer.engine.events import read

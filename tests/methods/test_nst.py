@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from gossamer import METHODS, NST, Client, Ctx, Exchange, Key
 from gossamer import masks as rule
-from gossamer._bench import plain_task
+from gossamer._tiny import plain_task
 from gossamer.cost import Accounting, paper_bits
 from gossamer.engine.client import train
 from gossamer.methods.nst import Sparse, Up, Whole, code_parity

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gossamer import masks as rule
-from gossamer._bench import Bench, Tiny, normed_task, plain_task
+from gossamer._bench import Bench
+from gossamer._tiny import Tiny, normed_task, plain_task
 from gossamer.check import check
 from gossamer.methods import sparse
 from gossamer.methods.flash import Probe, Sensitivity

@@ -25,7 +25,7 @@ from torch import nn
 import gossamer as gs
 from gossamer import Exchange, Params, Task
 from gossamer import masks as rule
-from gossamer._bench import SIDE
+from gossamer._tiny import SIDE
 from gossamer.core import Client
 from gossamer.engine.client import train
 from gossamer.masks import Importance, Pace

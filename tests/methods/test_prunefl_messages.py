@@ -22,7 +22,7 @@ from torch import nn
 
 import gossamer as gs
 from gossamer import Task, Training, data, models
-from gossamer._bench import CLASSES, SIDE
+from gossamer._tiny import CLASSES, SIDE
 from gossamer.check import PROMISES, check
 from gossamer.core import Missing
 from gossamer.methods.prunefl import PruneFL, Update

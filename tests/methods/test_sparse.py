@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer import Batch, Client, Ctx, Examples, Job, Key, Masks, Task, Training
 from gossamer import masks as rule
-from gossamer._bench import Tiny
+from gossamer._tiny import Tiny
 from gossamer.engine.client import batches
 from gossamer.methods import sparse
 from gossamer.methods.flash import Flash

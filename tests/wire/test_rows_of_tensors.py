@@ -15,7 +15,7 @@ from record_cases import MODES, records
 from sparse_toy import Pruned
 from torch import Tensor
 
-from gossamer._bench import Tiny, plain_task
+from gossamer._tiny import Tiny, plain_task
 from gossamer.cost import Accounting, MaskCode, paper_rows, paper_tensors
 from gossamer.engine import Options, run
 from gossamer.engine.events import read
