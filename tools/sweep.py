@@ -5,7 +5,12 @@
 
 Every run is a `gossamer run` in a process of its own, as many at once as `--processes` says, with
 the seeds outermost, so that an interrupted sweep has whole seeds. A setting that a method does not
-have is left out for it. Rounds of a first probe are added to `--train-rounds`.
+have is left out for it. Rounds of a first probe are added to `--train-rounds`. A search on
+validation data, of personal models and how dense they are, is
+
+    python tools/sweep.py papers/spafl/fmnist.toml --set pool=20 --set clients=2 --set valid=0.9 \
+        --set select=valid --set scale=raw,normalised --set alpha=0.001,0.002 --seeds 1 \
+        --show valid_mean,personal_density --within 0.1 --out runs/spafl-search
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import Any
 
 from gossamer import config, fields
 from gossamer.engine.events import read
+from gossamer.engine.options import Options
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,14 @@ class Run:
         return [*gossamer, "run", str(self.file), *flags, *more, "--quiet", "--out", str(here)]
 
     def done(self, out: Path) -> dict[str, Any] | None:
-        """The last event of a finished run, and what it sent."""
+        """The last event of a finished run, what it sent, and all that was evaluated."""
         path = self.folder(out) / "events.jsonl"
         log = read(path) if path.exists() else []
         if not log or log[-1]["event"] != "finished":
             return None
         sent = next(event for event in reversed(log) if event["event"] == "round-finished")
-        return {**log[-1], "sent": sent["up"] + sent["down"]}
+        tested = [event for event in log if event["event"] == "evaluated"]
+        return {**log[-1], "sent": sent["up"] + sent["down"], "tested": tested}
 
 
 def runs(options: argparse.Namespace) -> list[Run]:
@@ -70,6 +77,7 @@ def runs(options: argparse.Namespace) -> list[Run]:
                 method = config.find_method(known.method)
                 names = {item.name for item in fields.settings(method)}
                 names |= {item.name for item in fields.settings(config.Experiment())}
+                names |= {item.name for item in fields.settings(Options())}
                 probes = getattr(getattr(method, "masking", None), "probes", False)
                 rounds = known.experiment.rounds
                 if options.train_rounds:
@@ -79,20 +87,40 @@ def runs(options: argparse.Namespace) -> list[Run]:
     return list(dict.fromkeys(found))
 
 
-def table(found: list[Run], out: Path) -> str:
-    """Accuracy of the last and of the best round, mean and deviation over seeds, as Markdown."""
+def table(found: list[Run], out: Path, shown: list[str], within: float | None) -> str:
+    """Figures of finished runs, mean and deviation over seeds, as Markdown.
+
+    Settings that are the same for all runs are left out. `within` adds the first figure at its best
+    among the rounds whose models were so sparse, with the round.
+    """
     groups: dict[tuple[tuple[tuple[str, str], ...], str], list[dict[str, Any]]] = {}
     for run in found:
         if done := run.done(out):
             groups.setdefault((run.settings, run.file.stem), []).append(done)
-    lines = ["| run | settings | seeds | last | best | Gbit sent |", "|---|---|---|---|---|---|"]
+    values: dict[str, set[str]] = {}
+    for settings, _ in groups:
+        for key, value in settings:
+            values.setdefault(key, set()).add(value)
+    best = [] if within is None else [f"best {shown[0]} at density {within:g} or less"]
+    heads = ["run", "settings", "seeds", *shown, *best, "Gbit sent"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for (settings, name), each in groups.items():
-        last = _spread([done["accuracy"]["global"] for done in each])
-        best = _spread([done["accuracy"]["global_best"] for done in each])
+        told = [_spread([done["accuracy"][figure] for done in each]) for figure in shown]
+        if within is not None:
+            told.append("; ".join(_sparse(done["tested"], shown[0], within) for done in each))
         sent = statistics.mean(done["sent"] for done in each) / 1e9
-        words = ", ".join(f"{key} {value}" for key, value in settings)
-        lines.append(f"| {name} | {words} | {len(each)} | {last} | {best} | {sent:.4g} |")
+        words = ", ".join(f"{key} {value}" for key, value in settings if len(values[key]) > 1)
+        lines.append(f"| {' | '.join([name, words, str(len(each)), *told, f'{sent:.4g}'])} |")
     return "\n".join(lines)
+
+
+def _sparse(tested: list[dict[str, Any]], figure: str, within: float) -> str:
+    """The best figure of a run among rounds whose personal models kept at most so much."""
+    sparse = [each for each in tested if (each["personal_density"] or 1) <= within]
+    if not sparse:
+        return "never"
+    best = max(sparse, key=lambda each: each[figure])
+    return f"{best[figure]:.4f} ({best['round']})"
 
 
 def main() -> None:
@@ -104,6 +132,8 @@ def main() -> None:
     parser.add_argument("--train-rounds", type=int, default=0, help="instead of the files' own")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
+    parser.add_argument("--show", default="global,global_best", help="figures, with commas")
+    parser.add_argument("--within", type=float, help="also the best among models so sparse")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     found = runs(options)
@@ -119,7 +149,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         for _ in pool.map(one, missing):
             pass
-    print(table(found, options.out))
+    print(table(found, options.out, options.show.split(","), options.within))
 
 
 def _spread(values: list[float | None]) -> str:

@@ -40,6 +40,7 @@ def scalars(event: Event) -> dict[str, float]:
                 "accuracy/personal_mean": event.personal_mean,
                 "accuracy/personal_worst_decile": event.personal_worst_decile,
                 "accuracy/valid_mean": event.valid_mean,
+                "accuracy/local_mean": event.local_mean,
                 "density/personal": event.personal_density,
             }
             return {name: value for name, value in found.items() if value is not None}

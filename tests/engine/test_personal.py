@@ -164,7 +164,8 @@ def test_a_client_that_keeps_something_may_still_have_the_global_model(
     # Equal numbers in a tensor of their own are a model of its own.
     store.put(3, 2, dump(Notes({"bias": state.params["bias"].clone()})))
     again = evaluate(server_ctx(task), state, store)
-    assert again == replace(nobody, personal_density=1.0)
+    alone = right(state.params, federation.client(3).test).mean().item()
+    assert again == replace(nobody, personal_density=1.0, local_mean=pytest.approx(alone))
 
 
 def test_the_global_model_of_a_client_that_keeps_something_is_not_run_again(tmp_path: Path) -> None:
@@ -203,12 +204,14 @@ def test_some_clients_may_have_models_of_their_own_and_others_the_global_one(
         params = {**state.params, **own} if id < 2 else state.params
         each.append(right(params, federation.client(id).test).mean().item())
     assert found.personal_mean == pytest.approx(np.mean(each))
+    assert found.local_mean == pytest.approx(np.mean(each[:2]))
     assert found.clients == 6 and each[0] != right(state.params, federation.client(0).test).mean()
 
 
 def test_a_run_whose_clients_keep_no_models_is_judged_by_the_global_one() -> None:
     summary = run(Remembers(3), linear(), Toy(), rounds=3)
     assert summary.accuracy["personal_density"] is None
+    assert summary.accuracy["local_mean"] is None
     assert summary.accuracy["best"] == summary.accuracy["global_best"]
     assert summary.accuracy["global_best"] != summary.accuracy["personal_best"]
 

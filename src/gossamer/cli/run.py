@@ -251,6 +251,7 @@ def _told(summary: Summary) -> str:
     ]
     if accuracy["personal_density"] is not None:
         both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
+        rows.append(("accuracy of clients with a model of their own", accuracy["local_mean"]))
         rows.append(("density of all personal models", both))
     rows += [
         ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),

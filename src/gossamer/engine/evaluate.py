@@ -51,6 +51,8 @@ class Figures:
     test: float | None
     valid: float | None
     density: float | None
+    own: bool = False
+    """Whether the model is the client's own."""
 
 
 def mark(task: Task, model: Model, examples: Examples) -> Marks:
@@ -135,6 +137,7 @@ class Evaluator:
         accuracies = _present(each.test for each in found)
         valid = _present(each.valid for each in found)
         densities = _present(each.density for each in found)
+        local = _present(each.test for each in found if each.own)
         return Evaluated(
             round=ctx.round,
             global_accuracy=float(marks.right.mean()) if marks else None,
@@ -145,6 +148,7 @@ class Evaluator:
             clients=len(accuracies),
             valid_mean=float(np.mean(valid)) if valid else None,
             personal_density=float(np.mean(densities)) if densities else None,
+            local_mean=float(np.mean(local)) if local else None,
         )
 
     def _clients(
@@ -195,7 +199,7 @@ class Evaluator:
         kept = density(task.layout, model)
         if self._calibration:
             model = self._calibration.own(task, model, client)
-        figures = self._measure(task, model, client, kept, None)
+        figures = replace(self._measure(task, model, client, kept, None), own=True)
         self._known[client] = _Known(glance, digest, figures)
         return figures, same
 

@@ -135,6 +135,8 @@ class Evaluated:
     valid_mean: float | None = None
     personal_density: float | None = None
     """Prunable weights that are not zero, mean over all clients; None if nobody has its own."""
+    local_mean: float | None = None
+    """`personal_mean` over clients with a model of their own only, such as the one they sent."""
 
 
 @dataclass(frozen=True)

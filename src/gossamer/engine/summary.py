@@ -38,6 +38,7 @@ UNKNOWN: Accuracy = {
     "personal_best": None,
     "personal_density": None,
     "valid_mean": None,
+    "local_mean": None,
     "valid_best": None,
     "best": None,
     "best_round": None,
@@ -119,6 +120,7 @@ def best(
         "personal_worst_decile": found.personal_worst_decile,
         "personal_density": found.personal_density,
         "valid_mean": found.valid_mean,
+        "local_mean": found.local_mean,
     }
     # An evaluation of personal models comes before any that was made when there were none.
     before = accuracy["best_personal_density"] is not None
