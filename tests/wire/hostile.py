@@ -65,6 +65,8 @@ def values_of(shapes: list[tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]
 SHAPES: list[tuple[int, ...]] = [(6, 3, 3, 3), (10, 12), (7,), ()]
 OLD = masks_of(SHAPES, 0.2, seed=1)
 NEW = named(moved(independent(SHAPES, 0.2, seed=1), 0.2))
+WITHOUT = {**OLD, "w1": OLD["w1"] & False}
+"""All ones of a tensor are lost, which is told by gaps."""
 HELD = held(OLD)
 
 

@@ -87,8 +87,8 @@ def test_masks_cost_a_fixed_number_of_bytes_a_weight_however_damaged(mode: Mode)
     """Unpacked, a weight of a mask is a byte, and its place a whole number."""
     old = independent(LAYERS, 0.2, seed=9)
     sources: list[Any] = [masks_of(LAYERS, density) for density in (0.01, 0.1, 0.3, 0.5)]
-    revised = Revision(named(moved(old, 0.3)), named(old))
-    for records in (sources, [revised, Revision(sources[1])]):
+    revised = [Revision(named(moved(old, rate)), named(old)) for rate in (0.3, 0.005)]
+    for records in (sources, [*revised, Revision(sources[1])]):
         schema = Schema.of(records[0])
         messages = [encode(record, schema, mode) for record in records]
         for data in [*messages, *inside(messages, 60)]:
@@ -163,6 +163,25 @@ def test_the_changes_that_take_most_memory_stay_within_that(
         revised = decode(data, schema, held=known)
     changes = sum(int((revised.masks[name] ^ mask).sum()) for name, mask in old.items())
     assert changes == pytest.approx(200_000, rel=0.01)
+    assert found.bytes < 2 * room(schema)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("density", [0.0, 0.5, 1.0])
+def test_few_changes_stay_within_that_at_any_density(
+    shapes: list[tuple[int, ...]], density: float
+) -> None:
+    old = masks_of(shapes, density)
+    flat = old["w0"].flatten().clone()
+    flat[np.random.default_rng(0).choice(len(flat), 400, replace=False)] ^= True
+    new = {**old, "w0": flat.reshape(old["w0"].shape)}
+    revision = Revision(new, old)
+    schema, data, known = Schema.of(revision), encode(revision), held(old)
+    assert data[HEADER + 1 + 8 + 2] & 3 == rice.FEW
+    Rows.of.cache_clear()
+    with peak() as found:
+        revised = decode(data, schema, held=known)
+    assert all(torch.equal(revised.masks[name], mask) for name, mask in new.items())
     assert found.bytes < 2 * room(schema)
 
 

@@ -16,6 +16,7 @@ from hostile import (
     NEW,
     OLD,
     SHAPES,
+    WITHOUT,
     drawn,
     inside,
     masks_of,
@@ -28,12 +29,10 @@ from hostile import (
 from mask_cases import FUZZ, damaged
 from record_cases import MODES
 
-from gossamer.wire import (
-    Revision,
-    Schema,
-    encode,
-    pack,
-)
+from gossamer.wire import HEADER, Revision, Schema, encode, pack, rice
+
+BODY = HEADER + 1 + 8 + 1
+"""Where changes of masks begin: behind their kind, the name of the base, and their length."""
 
 
 def subjects() -> list[list[Any]]:
@@ -44,7 +43,7 @@ def subjects() -> list[list[Any]]:
         [*params, zeros(params[0])],
         [pack(params[0], masks_of(SHAPES, density)) for density in (0.0, 0.3, 1.0)],
         [masks_of(SHAPES, density) for density in (0.0, 0.01, 0.1, 0.5, 0.9)],
-        [Revision(NEW, OLD), Revision(NEW), Revision(OLD, OLD)],
+        [Revision(NEW, OLD), Revision(WITHOUT, OLD), Revision(NEW), Revision(OLD, OLD)],
         [drawn(density, seed) for seed, density in enumerate((0.0, 0.1, 1.0))],
         [
             ("text", 3, 0.5, True, None, torch.arange(9)),
@@ -52,6 +51,12 @@ def subjects() -> list[list[Any]]:
         ],
         [{"a": (params[0]["w1"].half(), params[0]["w1"].bfloat16(), params[0]["w1"].double())}],
     ]
+
+
+def test_changes_are_told_both_by_gaps_and_as_few() -> None:
+    """So that what follows tries both."""
+    told = [encode(Revision(masks, OLD))[BODY] & 3 for masks in (NEW, WITHOUT)]
+    assert told == [rice.FEW, rice.GIVEN]
 
 
 def test_any_bytes_give_a_refusal_or_a_record_of_the_schema() -> None:

@@ -5,8 +5,8 @@ near `0.7 / p` in unary, and its remainder. Each row is of one of 16 classes: fu
 or empty. Rows of one class, over all tensors, are one stream, which divides by `2 ** k` (Rice's
 code) or, where that is shorter, by half as much again. A message is a line of bits:
 
-    2 bits      0 bitmap (after a whole byte, and then only that), 2 Golomb, 3 Golomb given a known
-                mask, which is two bodies instead of one
+    2 bits      0 bitmap (after a whole byte, and then only that), 1 few changes of a known mask, as
+                in `few.py`, 2 Golomb, 3 Golomb given a known mask, which is two bodies, not one
     body        1 and one class for all rows of all tensors, in 4 bits, and whether ones and zeros
                 are swapped; or 0 and, per tensor that is not empty, a byte: its densest class, how
                 many bits tell a row's class from that one (0: all rows are of one class), and
@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.wire import few
 from gossamer.wire.bits import (
     BitReader,
     Bits,
@@ -46,7 +47,7 @@ from gossamer.wire.bits import (
 from gossamer.wire.errors import WireError
 from gossamer.wire.rows import Rows, Shape, counts, edges, line, split
 
-BITMAP, GOLOMB, GIVEN = 0, 2, 3
+BITMAP, FEW, GOLOMB, GIVEN = range(4)
 
 FULL, PLAIN, EMPTY = 0, 1, 15  # class k + 1 is Golomb with parameter k
 _K = np.arange(1, 14)[:, None]
@@ -71,7 +72,7 @@ def decode(data: bytes | memoryview, shapes: Sequence[Shape]) -> list[Bits]:
     """The masks that were encoded; anything else is a `WireError`."""
     rows = Rows.of(tuple(shapes))
     tag = _tag(data, rows)
-    if tag == GIVEN:
+    if tag in (FEW, GIVEN):
         raise WireError("the message gives a mask by another one, which is not known here")
     return split(_read_alone(tag, data, rows), shapes)
 
@@ -86,7 +87,10 @@ def encode_given(masks: Sequence[Bits], known: Sequence[Bits]) -> bytes:
     gained = np.zeros(len(old) - len(ones), np.bool_)
     gained[grown - held[: len(grown)]] = True
     losing, gaining = _given_rows(held[len(grown) :], rows)
+    shorter = few.write(lost, gained)
     coded = _message(GIVEN, _body(lost, losing) + _body(gained, gaining))
+    if shorter is not None:
+        coded = min(_message(FEW, shorter), coded, key=len)
     if 8 * len(coded) < _least(new, rows):
         return coded
     return min(encode(masks), coded, key=len)
@@ -97,11 +101,13 @@ def decode_given(data: bytes | memoryview, known: Sequence[Bits]) -> list[Bits]:
     shapes = tuple(mask.shape for mask in known)
     rows = Rows.of(shapes)
     tag = _tag(data, rows)
-    if tag != GIVEN:
+    if tag in (BITMAP, GOLOMB):
         return split(_read_alone(tag, data, rows), shapes)
-    bits = line(known)
+    bits, reader = line(known), _open(data)
+    if tag == FEW:
+        few.revise(reader, bits)
+        return split(bits, shapes)
     losing, gaining = _given_rows(before(bits, rows.edges), rows)
-    reader = _open(data)
     lost, gained = _read_body(reader, losing), _read_body(reader, gaining)
     reader.end()
     dropped, grown = places(bits)[lost], places(~bits)[gained]
@@ -119,10 +125,8 @@ def _tag(data: bytes | memoryview, rows: Rows) -> int:
     if not len(data):
         raise WireError("the tag of a mask needs 1 byte, but only 0 are left")
     tag, longest = data[0] & 3, size(int(rows.edges[-1]))
-    if tag not in (BITMAP, GOLOMB, GIVEN) or (tag == BITMAP and data[0]):
-        raise WireError(
-            f"a mask has the tag {data[0]}; known are {BITMAP}, {GOLOMB} and {GIVEN} in two bits"
-        )
+    if tag == BITMAP and data[0]:
+        raise WireError(f"a mask has the tag {data[0]}; that of a bitmap is a byte of {BITMAP}")
     if len(data) - 1 > longest or (tag != BITMAP and len(data) - 1 == longest):
         raise WireError(f"a mask has {len(data) - 1} bytes where its bitmap has {longest}")
     return tag
