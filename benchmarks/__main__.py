@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import masked, masks, scale, speed, thresholds, wire
+from benchmarks import compact, masked, masks, scale, speed, thresholds, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "wire": wire.measure,
     "thresholds": thresholds.measure,
     "masked": masked.measure,
+    "compact": compact.measure,
 }
 
 
