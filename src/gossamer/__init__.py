@@ -23,7 +23,21 @@ from gossamer.core import (
 from gossamer.engine import Options, Summary, run
 from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.methods import METHODS, NST, FedAvg, FedAvgM, FedOpt, FedProx, Flash, LGFedAvg, SpaFL
+from gossamer.methods import (
+    METHODS,
+    NST,
+    FedAvg,
+    FedAvgM,
+    FedDrop,
+    FedOpt,
+    FedProx,
+    FedSparse,
+    Flash,
+    Laplace,
+    LGFedAvg,
+    Mixture,
+    SpaFL,
+)
 from gossamer.optim import Training
 from gossamer.task import Gradients, Task
 
@@ -39,16 +53,20 @@ __all__ = [
     "Exchange",
     "FedAvg",
     "FedAvgM",
+    "FedDrop",
     "FedOpt",
     "FedProx",
+    "FedSparse",
     "Flash",
     "Gradients",
     "Job",
     "Key",
     "LGFedAvg",
+    "Laplace",
     "Layout",
     "Masks",
     "Method",
+    "Mixture",
     "Options",
     "Params",
     "Result",

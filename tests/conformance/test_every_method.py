@@ -8,17 +8,24 @@ from gossamer import METHODS, fields
 from gossamer.check import PROMISES, check
 from gossamer.engine.client import AnyMethod
 
+LEFT_OUT = {"fedadam-kingma", "fedsparse-low", "fedsparse-high"}
+"""Another name for the same, and other numbers for a price: they have nothing new to show."""
+
 VARIANTS: dict[str, AnyMethod] = {
-    # A second name of the same value has nothing new to show.
-    **{name: method for name, method in METHODS.items() if name != "fedadam-kingma"},
+    **{name: method for name, method in METHODS.items() if name not in LEFT_OUT},
     "fedavg-local": fields.replace(METHODS["fedavg"], {"buffers": "local", "momentum": 0.9}),
     "fedopt-local": fields.replace(METHODS["fedopt"], {"buffers": "local", "server": "sgd"}),
+    "fedsparse-pruning": fields.replace(
+        METHODS["fedsparse"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
+    ),
     "fedprox-clip": fields.replace(METHODS["fedprox"], {"clip": 0.5, "weight_decay": 0.1}),
 }
 
 
-def test_the_name_left_out_is_another_one_for_the_same() -> None:
+def test_the_names_left_out_are_others_for_the_same() -> None:
     assert METHODS["fedadam-kingma"] == METHODS["fedopt"]
+    for name in ("fedsparse-low", "fedsparse-high"):
+        assert fields.replace(METHODS[name], {"lambda0": 5e-6}) == METHODS["fedsparse"]
 
 
 @pytest.mark.parametrize("name", VARIANTS)

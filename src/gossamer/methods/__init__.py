@@ -5,12 +5,19 @@ from typing import Any
 from gossamer.core import Method
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
+from gossamer.methods.feddrop import FedDrop
+from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
+from gossamer.methods.fedsparse import FedSparse
+from gossamer.methods.fedsparse import high as fedsparse_high
+from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.flash import code_parity as flash_code
+from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
+from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
 from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
@@ -44,6 +51,14 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "nst-code": nst_code(NST()),
     "spdst-code": flash_code(Flash()),
     "jmwst-code": flash_code(jmwst()),
+    "fedsparse": FedSparse(),
+    "fedsparse-low": fedsparse_low(),
+    "fedsparse-high": fedsparse_high(),
+    "feddrop": FedDrop(),
+    "feddrop-paper": feddrop_paper(),
+    "laplace": Laplace(),
+    "laplace-sign": Laplace(server="sign"),
+    "mixture": Mixture(),
 }
 
 __all__ = [
@@ -51,10 +66,14 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDST",
+    "FedDrop",
     "FedOpt",
     "FedProx",
+    "FedSparse",
     "Flash",
     "LGFedAvg",
+    "Laplace",
+    "Mixture",
     "NST",
     "PFFDST",
     "PruneFL",

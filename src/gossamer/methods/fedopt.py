@@ -11,20 +11,16 @@ corrects the bias and has an epsilon of 1e-8. On coordinates that change little 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
-
-import torch
-from torch import Tensor
 
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods import dense
+from gossamer.methods.adaptive import Adaptive, Moments, Optimizer
 from gossamer.methods.dense import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
-
-Optimizer = Literal["sgd", "adam", "yogi", "adagrad"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,15 @@ class FedOpt:
     second_start: float = option(0.0, "where the second moment starts; Reddi: eps squared", least=0)
     weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
     buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+    personal_model: Literal["global", "sent"] = option(
+        "global", "a client's own model: that of the server, or what the client sent last"
+    )
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
-        names = ctx.task.layout.parameters
-        first = {name: torch.zeros_like(params[name]) for name in names}
-        second = {name: torch.full_like(params[name], self.second_start) for name in names}
-        return Server(params, first, second if self.server != "sgd" else {}, 0)
+        trained = {name: params[name] for name in ctx.task.layout.parameters}
+        moments = self._rule.start(trained)
+        return Server(params, moments.first, moments.second, moments.steps)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -66,20 +64,11 @@ class FedOpt:
         mean = dense.average(exchanges, self.weighting)
         if not mean:
             return state
-        steps = state.steps + 1
-        params, first, second = {**state.params, **mean}, {}, {}
-        for name, old in state.params.items():
-            if name not in state.first:
-                continue
-            change = mean[name] - old
-            moment = self.beta1 * state.first[name] + self._share * change
-            first[name] = moment
-            if self.server == "sgd":
-                params[name] = old + self.server_lr * moment
-                continue
-            second[name] = self._second(state.second[name], change)
-            params[name] = old + self.server_lr * self._direction(moment, second[name], steps)
-        return Server(params, first, second, steps)
+        changes = {name: mean[name] - state.params[name] for name in state.first}
+        moments = Moments(state.first, state.second, state.steps)
+        stepped, moments = self._rule.step(state.params, changes, moments)
+        params = {**state.params, **mean, **stepped}
+        return Server(params, moments.first, moments.second, moments.steps)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         return dense.begin(ctx, self.training, down.params, local)
@@ -88,31 +77,24 @@ class FedOpt:
         return dense.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        return dense.finish(ctx, work, self.buffers)
+        done = dense.finish(ctx, work, self.buffers)
+        # All tensors are then its own, as running statistics are with local buffers.
+        return replace(done, local=Local(work.params)) if self.personal_model == "sent" else done
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return dense.model(state.params, local)
 
     @property
-    def _share(self) -> float:
-        """What a change adds to the first moment: all of it in SGD's momentum."""
-        return 1.0 if self.server == "sgd" else 1 - self.beta1
-
-    def _second(self, old: Tensor, change: Tensor) -> Tensor:
-        square = change * change
-        match self.server:
-            case "adam":
-                return self.beta2 * old + (1 - self.beta2) * square
-            case "yogi":
-                return old - (1 - self.beta2) * square * torch.sign(old - square)
-            case _:
-                return old + square
-
-    def _direction(self, first: Tensor, second: Tensor, steps: int) -> Tensor:
-        if self.bias_correction and self.server == "adam":
-            first = first / (1 - self.beta1**steps)
-            second = second / (1 - self.beta2**steps)
-        return first / (second.sqrt() + self.eps)
+    def _rule(self) -> Adaptive:
+        return Adaptive(
+            self.server,
+            self.server_lr,
+            self.beta1,
+            self.beta2,
+            self.eps,
+            self.bias_correction,
+            self.second_start,
+        )
 
 
 def reddi(server: Optimizer, server_lr: float = 0.01) -> FedOpt:

@@ -1,0 +1,145 @@
+"""Which units a sub-model does without: rates of layers, and a draw that both sides can repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from gossamer.fields import option
+from gossamer.groups import INPUTS, Cut, Structure, trace
+from gossamer.layout import did_you_mean
+from gossamer.task import Task
+from gossamer.wire import Drawn
+from gossamer.wire.kinds import Shapes
+
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """How much of a model a client does without, and where."""
+
+    axes: str = option(
+        "inputs",
+        "what is dropped: inputs of all layers, their units, or a list as conv1.out=0.2,fc1.in",
+    )
+    conv_rate: float = option(0.1, "part of filters that is dropped", least=0, below=1)
+    linear_rate: float = option(
+        0.5, "part of neurons, or of inputs of linear layers, that is dropped", least=0, below=1
+    )
+    edge_rate: float = option(
+        0.01, "the same for inputs of the first and the last layer", least=0, below=1
+    )
+
+    def cut(self, task: Task, seed: int) -> Cut:
+        """The sub-model that a seed stands for, at the server and at its client."""
+        structure = trace(task)
+        plan = self.plan(structure)
+        sizes: Shapes = {name: (_size(structure, name),) for name in plan}
+        return structure.cut(Drawn(seed, plan, sizes).masks())
+
+    def plan(self, structure: Structure) -> dict[str, int]:
+        """How many units of a layer, or inputs, stay; those that are not named stay all."""
+        match self.axes.strip():
+            case "inputs":
+                rates = self._inputs(structure)
+            case "units":
+                rates = {name: self._rate(structure, name) for name in _apart(structure)}
+            case _:
+                rates = dict(self._listed(structure))
+        counts = {name: _size(structure, name) for name in rates}
+        dropped = {name: int(Fraction(repr(rate)) * counts[name]) for name, rate in rates.items()}
+        return {name: counts[name] - drop for name, drop in dropped.items() if drop}
+
+    def _inputs(self, structure: Structure) -> dict[str, float]:
+        """By the layer that reads them: units where it reads all of each, single inputs else.
+
+        Units that several layers read are dropped at the least of their rates.
+        """
+        wiring, found = structure.wiring, dict[str, float]()
+        order = [name for name in wiring.layers if name in wiring.columns]
+        for name in order:
+            edge = name in (order[0], order[-1])
+            rate = self.edge_rate if edge else self._rate(structure, name)
+            columns = wiring.columns[name]
+            feeding = [
+                each for each in _apart(structure) if np.isin(wiring.rows[each], columns).any()
+            ]
+            linear = structure.layout[name].kind == "linear"
+            single = linear and len(np.unique(columns)) == len(columns)
+            if linear and not (feeding and single):
+                found[f"{name}{INPUTS}"] = rate
+                continue
+            for each in feeding:
+                found[each] = min(rate, found.get(each, rate))
+        return found
+
+    def _rate(self, structure: Structure, name: str) -> float:
+        linear = structure.layout[name].kind == "linear"
+        return self.linear_rate if linear else self.conv_rate
+
+    def _listed(self, structure: Structure) -> Iterator[tuple[str, float]]:
+        """Entries such as `conv1.out`, `fc1.in=0.5`."""
+        for entry in filter(None, (part.strip() for part in self.axes.split(","))):
+            place, _, text = entry.partition("=")
+            layer, _, side = place.strip().rpartition(".")
+            if side not in ("in", "out"):
+                raise ValueError(
+                    f"--axes is inputs, units, or a list with entries such as conv1.out or "
+                    f"fc1.in=0.5, not {entry!r}"
+                )
+            name = f"{layer}{WEIGHT}" if layer else WEIGHT[1:]
+            _check(structure, name, entry, side)
+            yield (
+                f"{name}{INPUTS}" if side == "in" else name,
+                _number(entry, text) if text else self._rate(structure, name),
+            )
+
+
+def _apart(structure: Structure) -> list[str]:
+    """Layers whose units are added to nobody else's: residual streams stay whole."""
+    return [name for name in structure.units if not structure.tied[name]]
+
+
+def _size(structure: Structure, name: str) -> int:
+    if name.endswith(INPUTS):
+        return len(structure.wiring.columns[name.removesuffix(INPUTS)])
+    return structure.units[name]
+
+
+def _number(entry: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < 1:
+        raise ValueError(f"--axes: {entry!r} needs a rate of at least 0 and below 1")
+    return rate
+
+
+def _check(structure: Structure, name: str, entry: str, side: str) -> None:
+    """Refuses what cannot be dropped, with the reason."""
+    layout = structure.layout
+    layers = [n for n, leaf in layout.leaves.items() if leaf.kind in ("conv", "linear")]
+    if name not in layers:
+        known = [each.removesuffix(WEIGHT) for each in layers]
+        near = did_you_mean(name.removesuffix(WEIGHT), known)
+        raise ValueError(
+            f"--axes: no layer of this model is called {name.removesuffix(WEIGHT)!r}{near} "
+            f"it has {', '.join(known)}"
+        )
+    if side == "in" and (layout[name].kind != "linear" or name not in structure.wiring.columns):
+        raise ValueError(
+            f"--axes {entry}: single inputs can be dropped of linear layers only; name the layer "
+            f"that comes before, with .out"
+        )
+    if side == "out" and name in structure.fixed:
+        raise ValueError(f"--axes {entry}: its units stay, because {structure.fixed[name]}")
+    if side == "out" and structure.tied[name]:
+        raise ValueError(
+            f"--axes {entry}: its units are added to those of {structure.tied[name][0]}, and such "
+            f"sums stay whole; name layers inside of blocks"
+        )

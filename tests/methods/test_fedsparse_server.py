@@ -1,0 +1,374 @@
+"""The server of FedSparse: its step against numbers worked out by hand, and what it prunes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fedsparse_cases import close, equal, net, pruned, sent, toy, trained
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from gossamer import Client, Exchange, Key, Params, Task
+from gossamer import gates as rule
+from gossamer.methods.adaptive import Adaptive
+from gossamer.methods.fedsparse import Down, FedSparse, Up
+from gossamer.methods.gatekeeper import Server, theta
+from gossamer.wire import dump, pack
+from helpers import server_ctx
+
+DOUBLE = torch.float64
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=DOUBLE)
+
+
+def line(weights: Sequence[Sequence[float]]) -> Task:
+    """A linear layer in float64 without a bias, which starts with these weights."""
+    rows = torch.tensor(weights, dtype=DOUBLE)
+    layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=DOUBLE)
+    return Task.of(layer, torch.zeros(2, rows.shape[1], dtype=DOUBLE))
+
+
+def state_of(method: FedSparse, task: Task, weights: Tensor, thresholds: Tensor) -> Server:
+    """All groups alive, with thresholds as they are after softplus."""
+    state = method.init(server_ctx(task, round=0))
+    raw = torch.log(torch.expm1(thresholds))
+    return replace(state, params={"weight": weights}, thresholds={"weight": raw})
+
+
+def answer(method: FedSparse, task: Task, state: Server, opened: Tensor, values: Tensor) -> Any:
+    """An exchange in which a client opened these groups, and has these weights."""
+    down = sent(method, task, state)
+    groups = method.gating.groups(task.layout)
+    masks = groups.masks(opened.flatten(), {"weight": values.shape})
+    up = Up({"weight": opened[state.alive["weight"]]}, pack({"weight": values}, masks), {}, {})
+    return Exchange(Client(0, 10), down, up)
+
+
+# O2 -----------------------------------------------------------------------------------------------
+
+WEIGHTS, THRESHOLDS = vector(0.5, -0.498, 0.5012)[None], vector(0.4995, 0.499, 0.5005)[None]
+OPENED = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 1]]).bool()
+SENT = torch.tensor([[0.51, -0.47, 0], [0.48, 0, 0], [0, -0.5, 0.52]], dtype=DOUBLE)
+
+
+def three(**changes: Any) -> tuple[FedSparse, Task, Server, list[Exchange[Down, Up]]]:
+    """Single weights with gates, and three clients."""
+    method = toy(**{"granularity": "weights", "gate_head": "gated", "theta0": 0.6, **changes})
+    task = line(WEIGHTS.tolist())
+    state = state_of(method, task, WEIGHTS, THRESHOLDS)
+    exchanges = [
+        replace(answer(method, task, state, z[None], w[None]), client=Client(id, 10 * (id + 1)))
+        for id, (z, w) in enumerate(zip(OPENED, SENT, strict=True))
+    ]
+    return method, task, state, exchanges
+
+
+def test_a_step_of_the_server() -> None:
+    """O2: sums over clients, Adam on weights, Adamax on thresholds; then the third is pruned."""
+    method, task, state, exchanges = three(reduction="sum")
+    found = method.merge(server_ctx(task), state, exchanges)
+    raw = found.thresholds["weight"]
+    assert raw[0].tolist() == pytest.approx([-0.4440233667, -0.4452955852, -0.4214818719], abs=2e-9)
+    weights = vector(0.499000001, -0.4970000004, 0.5021999995)
+    assert found.params["weight"][0, :2].tolist() == pytest.approx(weights[:2].tolist(), abs=2e-10)
+    shares = torch.sigmoid(rule.logits(weights.abs(), raw[0], 1e-3))
+    assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
+    assert found.alive["weight"].tolist() == [[True, True, False]]
+    assert found.params["weight"][0, 2] == 0
+
+
+def test_weights_go_where_clients_with_open_gates_took_them() -> None:
+    """O2, without an optimiser in between: the gradient itself."""
+    method, task, state, exchanges = three(
+        reduction="sum", optimizer="sgd", server_lr=1.0, beta1=0.0, prune_below=0.0
+    )
+    found = method.merge(server_ctx(task), state, exchanges)
+    change = (found.params["weight"] - state.params["weight"])[0]
+    assert change.tolist() == pytest.approx([-0.01, 0.026, 0.0188], abs=1e-12)
+
+
+def test_weights_of_groups_go_together() -> None:
+    """O2, two groups: rows that nobody opened stay."""
+    method = toy(
+        gate_head="gated", theta0=0.6, optimizer="sgd", server_lr=1.0, beta1=0.0, prune_below=0.0
+    )
+    weights = torch.tensor([[0.3, 0.4], [0.1, -0.2]], dtype=DOUBLE)
+    task = line(weights.tolist())
+    state = state_of(method, task, weights, vector(0.4995, 0.224))
+    values = torch.tensor([[0.31, 0.38], [9, 9]], dtype=DOUBLE)
+    told = answer(method, task, state, torch.tensor([True, False]), values)
+    found = method.merge(server_ctx(task), state, [told])
+    change = found.params["weight"] - weights
+    assert change.flatten().tolist() == pytest.approx([0.01, -0.02, 0, 0], abs=1e-12)
+    moved = found.thresholds["weight"] - state.thresholds["weight"]
+    assert moved.tolist() == pytest.approx([-1e-2, 1e-2], rel=1e-6)
+
+
+def test_sum_and_mean_differ_by_epsilon_alone() -> None:
+    found = []
+    for reduction in ("sum", "mean"):
+        method, task, state, exchanges = three(reduction=reduction)
+        found.append(method.merge(server_ctx(task), state, exchanges))
+    assert close(found[0].params, found[1].params, 1e-8)
+    assert not equal(found[0].params, found[1].params)
+    assert close(found[0].thresholds, found[1].thresholds, 1e-8)
+
+
+def test_clients_may_count_by_their_examples() -> None:
+    method, task, state, exchanges = three(
+        weighting="samples", optimizer="sgd", server_lr=1.0, beta1=0.0, prune_below=0.0
+    )
+    found = method.merge(server_ctx(task), state, exchanges)
+    change = (found.params["weight"] - state.params["weight"])[0]
+    shares = vector(1, 2, 3) / 6
+    wanted = (shares[:, None] * OPENED * (SENT - WEIGHTS)).sum(0)
+    assert torch.allclose(change, wanted, atol=1e-12)
+
+
+# closed forms -------------------------------------------------------------------------------------
+
+
+def test_the_closed_step_takes_means_and_shares() -> None:
+    """Equation 10 with drawn gates; thresholds then give just these probabilities."""
+    method, task, state, exchanges = three(server_step="closed", theta0=0.99)
+    found = method.merge(server_ctx(task), state, exchanges)
+    means = [(0.51 + 0.48) / 2, (-0.47 - 0.5) / 2, 0.52]
+    assert found.params["weight"][0].tolist() == pytest.approx(means, abs=1e-12)
+    groups = method.gating.groups(task.layout)
+    shares = theta(method.gating, groups, found)
+    assert shares.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=1e-9)
+
+
+def test_the_closed_step_prunes_what_nobody_opens_and_never_is_certain() -> None:
+    method, task, state, _ = three(server_step="closed", theta0=0.99)
+    shut = [answer(method, task, state, torch.tensor([[True, False, True]]), SENT[:1] + 0.1)] * 2
+    found = method.merge(server_ctx(task), state, shut)
+    assert found.alive["weight"].tolist() == [[True, False, True]]
+    groups = method.gating.groups(task.layout)
+    assert theta(method.gating, groups, found)[[0, 2]].tolist() == pytest.approx([0.99] * 2)
+    again = method.merge(
+        server_ctx(task),
+        found,
+        [answer(method, task, found, torch.tensor([[True, False, False]]), SENT[:1] + 0.1)],
+    )
+    assert again.alive["weight"].tolist() == [[True, False, False]]
+
+
+# pruning ------------------------------------------------------------------------------------------
+
+
+def test_adam_would_move_what_was_set_to_zero() -> None:
+    """O9: five steps of a gradient of 0.01, then zero, then a step of none."""
+    adam = Adaptive()
+    params, moments = {"w": vector(1.0)}, adam.start({"w": vector(1.0)})
+    for _ in range(5):
+        params, moments = adam.step(params, {"w": vector(-0.01)}, moments)
+    params, _ = adam.step({"w": vector(0.0)}, {"w": vector(0.0)}, moments)
+    assert float(params["w"]) == pytest.approx(-8.6187e-4, abs=5e-9)
+
+
+def rounds(method: FedSparse, state: Server, count: int, seed: int = 0) -> list[Server]:
+    """What becomes of a state when clients open gates at random and send noise."""
+    task, draw = net(), Key(seed).generator()
+    groups = method.gating.groups(task.layout)
+    found = [state]
+    for number in range(1, count + 1):
+        ctx, state = server_ctx(task, round=number), found[-1]
+        down, exchanges = sent(method, task, state), []
+        for id in range(2):
+            opened = {
+                n: (torch.rand(each.shape, generator=draw) < 0.9) & each
+                for n, each in down.alive.items()
+            }
+            noise = {
+                n: tensor + 0.1 * torch.randn(tensor.shape, generator=draw)
+                for n, tensor in state.params.items()
+            }
+            shapes = {name: noise[name].shape for name in groups.names}
+            masks = groups.masks(groups.join(opened), shapes)
+            up = Up(
+                {n: opened[n][alive] for n, alive in down.alive.items()},
+                pack({name: noise[name] for name in groups.names}, masks),
+                {name: noise[name] for name in down.dense},
+                {},
+            )
+            exchanges.append(Exchange(Client(id, 10), down, up))
+        found.append(method.merge(ctx, state, exchanges))
+    return found
+
+
+DEAD = {"0.weight": [1], "2.weight": [0, 5], "5.weight": [2, 3, 9]}
+
+
+def rows(params: Params) -> Tensor:
+    return torch.cat([params[name][places].flatten() for name, places in DEAD.items()])
+
+
+def gone(method: FedSparse, state: Server) -> Server:
+    """A state after its thresholds rose above some groups."""
+    high = {name: part.clone() for name, part in state.thresholds.items()}
+    for name, places in DEAD.items():
+        high[name][places] = 30.0
+    groups, moved = method.gating.groups(net().layout), replace(state, thresholds=high)
+    return method.gatekeeper.pruned(server_ctx(net()), method.gating, groups, moved)
+
+
+def test_pruned_groups_stay_zero_for_fifty_rounds() -> None:
+    method = toy()
+    busy = rounds(method, method.init(server_ctx(net(), round=0)), 2)[-1]
+    assert rows(busy.moments.first).all() and rows(busy.threshold_first).all()
+    state = gone(method, busy)
+    # Thresholds of nearly nothing: by their probability alone these groups would be alive.
+    low = {name: part.clone() for name, part in state.thresholds.items()}
+    for name, places in DEAD.items():
+        low[name][places] = -10.0
+    history = rounds(method, replace(state, thresholds=low), 50)
+    for after in history:
+        assert not rows(after.params).any()
+        moments = (after.moments.first, after.moments.second)
+        for each in (*moments, after.threshold_first, after.threshold_second):
+            assert not rows(each).any()
+        for name, places in DEAD.items():
+            assert not after.alive[name][places].any()
+            assert torch.equal(after.thresholds[name][places], low[name][places])
+    assert not equal(history[-1].params, history[0].params)
+
+
+def test_moments_that_are_kept_may_bring_groups_back() -> None:
+    """Algorithm 1 to the letter: what is pruned is asked again in every round."""
+    method = toy(dead_moments="keep")
+    state = pruned(method, net(), DEAD)
+    assert not rows(state.params).any()
+    low = {name: torch.full_like(part, -10.0) for name, part in state.thresholds.items()}
+    after = rounds(method, replace(state, thresholds=low), 1)[-1]
+    assert all(bool(after.alive[name][places].all()) for name, places in DEAD.items())
+
+
+def test_moments_that_are_kept_do_not_bring_back_groups_below_a_threshold() -> None:
+    method = toy(dead_moments="keep")
+    busy = rounds(method, method.init(server_ctx(net(), round=0)), 3)[-1]
+    assert rows(busy.moments.first).all()
+    high = {name: part.clone() for name, part in busy.thresholds.items()}
+    for name, places in DEAD.items():
+        high[name][places] = 3.0
+    for after in rounds(method, replace(busy, thresholds=high), 4)[1:]:
+        assert not rows(after.params).any() and rows(after.moments.first).all()
+        assert rows(after.threshold_first).all()
+
+
+def test_groups_are_pruned_at_the_probability_asked_for() -> None:
+    method = toy(prune_below=0.3)
+    state = method.init(server_ctx(net(), round=0))
+    groups = method.gating.groups(net().layout)
+    shares = torch.linspace(0.2, 0.4, groups.total)
+    raw = rule.thresholds_for(groups.norms(state.params), shares, 1e-3)
+    moved = replace(state, thresholds=groups.split(raw))
+    found = method.gatekeeper.pruned(server_ctx(net()), method.gating, groups, moved)
+    alive = groups.join(found.alive)
+    near = (shares - 0.3).abs() < 2e-3
+    assert torch.equal(alive[~near], (shares > 0.3)[~near])
+
+
+def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
+    method = toy()
+    state = pruned(method, net(), DEAD)
+    assert dump(method.merge(server_ctx(net()), state, [])) == dump(state)
+
+
+@pytest.mark.parametrize("norm", ["", "batch", "group"])
+def test_biases_and_norms_go_with_their_groups(norm: str) -> None:
+    method, task = toy(gate_bias=True), net(norm)
+    layers = [name for name, leaf in task.layout.leaves.items() if leaf.kind == "conv"]
+    dead = {layers[0]: [1, 2], layers[1]: [0]}
+    state = pruned(method, task, dead)
+    free = pruned(toy(), task, dead)
+    up = trained(method, task, state).up
+    for layer, places in dead.items():
+        number = int(layer.partition(".")[0])
+        beside = [f"{number}.bias"]
+        if norm:
+            beside += [f"{number + 1}.weight", f"{number + 1}.bias"]
+        for name in beside:
+            # A shift of a fresh norm is zero anyway.
+            shift = name == f"{number + 1}.bias"
+            assert shift or free.params[name][places].all()
+            assert not state.params[name][places].any() and not up.dense[name][places].any()
+            others = [place for place in range(len(up.dense[name])) if place not in places]
+            stays = torch.equal(up.dense[name][others], state.params[name][others])
+            # Batch normalisation takes out what a bias before it adds.
+            assert not stays or (norm == "batch" and name == f"{number}.bias")
+
+
+# beginnings ---------------------------------------------------------------------------------------
+
+
+def test_all_groups_begin_as_open_as_asked_for() -> None:
+    method = toy(theta0=0.95)
+    state = method.init(server_ctx(net(), round=0))
+    groups = method.gating.groups(net().layout)
+    shares = theta(method.gating, groups, state)
+    assert torch.allclose(shares, torch.tensor(0.95), atol=1e-3)
+
+
+def test_gates_that_would_be_pruned_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="--prune-below"):
+        toy(theta0=0.3, prune_below=0.3).init(server_ctx(net(), round=0))
+
+
+def test_groups_that_are_too_small_are_told_of_once() -> None:
+    method = toy(granularity="weights", temperature=1e-2)
+    with pytest.warns(UserWarning, match="groups are too small .* --temperature") as told:
+        state = method.init(server_ctx(net(), round=0))
+    assert len(told) == 1
+    least = min(float(softplus(part).min()) for part in state.thresholds.values())
+    assert least == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_groups_of_zeros_are_refused() -> None:
+    layers = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    plain = layers[0]
+    plain.reset_parameters = lambda: None  # type: ignore[assignment]
+    nn.init.zeros_(plain.weight[1])  # type: ignore[arg-type]
+    task = Task.of(layers, torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"1 of 3 groups of 0.weight are zero.*--prunable"):
+        toy().init(server_ctx(task, round=0))
+
+
+# numbers that were rounded on the way -------------------------------------------------------------
+
+
+def test_changes_are_counted_from_what_clients_received() -> None:
+    method = toy(optimizer="sgd", server_lr=1.0, beta1=0.0, prune_below=0.0)
+    task = net()
+    state = method.init(server_ctx(task, round=0))
+    down = sent(method, task, state)
+    rounded = {name: each.half().float() for name, each in down.values.values.items()}
+    received = replace(down, values=replace(down.values, values=rounded))
+    opened = {name: torch.ones_like(alive) for name, alive in down.alive.items()}
+    echo = Up(opened, received.values, down.dense, {})
+    found = method.merge(server_ctx(task), state, [Exchange(Client(0, 10), received, echo)])
+    assert equal(found.params, state.params)
+
+
+def test_probabilities_are_those_of_what_clients_received() -> None:
+    """Half of the clients open gates that the server takes to be open, and the clients shut."""
+    method, task = toy(), net()
+    state = method.init(server_ctx(task, round=0))
+    down = sent(method, task, state)
+    smaller = {name: 0.9 * each for name, each in down.values.values.items()}
+    received = replace(down, values=replace(down.values, values=smaller))
+    exchanges = []
+    for id, open_ in enumerate((True, False)):
+        opened = {name: torch.full_like(alive, open_) for name, alive in down.alive.items()}
+        kept = {name: each if open_ else each[:0] for name, each in smaller.items()}
+        up = Up(opened, replace(down.values, values=kept), down.dense, {})
+        exchanges.append(Exchange(Client(id, 10), received, up))
+    found = method.merge(server_ctx(task), state, exchanges)
+    for name, raw in found.thresholds.items():
+        assert torch.allclose(raw - state.thresholds[name], torch.tensor(-1e-2), rtol=1e-3)
