@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -29,8 +29,18 @@ from gossamer.cost import (
 )
 from gossamer.layout import Layout
 from gossamer.methods.dense import Up
-from gossamer.wire import Revision, pack
+from gossamer.methods.freezing import Frozen
+from gossamer.wire import Packed, Revision, pack
 from helpers import conv, mlp
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A record with a part that is a record."""
+
+    frozen: Frozen
+    values: Packed
+
 
 MASK = torch.arange(40).reshape(8, 5) % 4 == 0  # ten of forty
 
@@ -51,6 +61,14 @@ def test_papers_count_packed_values_and_whole_masks() -> None:
     assert paper_bits(Revision({"w": MASK}, {"w": ~MASK})) == 40
     rows = paper_rows((packed, Revision({"w": MASK})), Accounting(mask_code="none"))
     assert [bits for _, bits in rows] == [32 * 18, 0]
+
+
+def test_a_field_goes_uncharged_with_all_that_is_in_it() -> None:
+    frozen = Frozen(pack({"w": torch.ones(8, 5)}, {"w": MASK}), {"w": MASK})
+    record = Kept(frozen, frozen.values)
+    names = {"": 2 * 320 + 40, "values": 360, "frozen": 320, "frozen.masks": 640, "masks": 680}
+    for name, wanted in names.items():
+        assert paper_bits(record, Accounting(uncharged=f"other, {name}")) == wanted
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gossamer import models
 from gossamer.layout import Input, Layout, Leaf
 
 
@@ -272,6 +273,30 @@ class TestPrunable:
         assert self.choose("[23].*") == ("2.weight", "3.weight")
         assert self.choose(["2.bias"]) == ("2.bias",)
         assert self.choose([]) == ()
+
+    def test_rules_with_a_name(self) -> None:
+        assert self.choose(["conv-only"]) == ("0.weight",)
+        assert self.choose("skip-first-last") == ("2.weight",)
+        assert self.choose(["conv-only", "3.weight"]) == ("0.weight", "3.weight")
+        linear = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        for rule in ("conv-only", "skip-first-last"):
+            with pytest.raises(ValueError, match=f"{rule} leaves nothing of this model to prune"):
+                Layout.trace(linear, torch.zeros(1, 2), [rule])
+
+    @pytest.mark.parametrize(
+        ("model", "shape", "rule", "weights"),
+        [
+            ("resnet18", (3, 32, 32), "conv-only", 11_159_232),
+            ("mnistnet", (1, 28, 28), "skip-first-last", 261_000),
+            ("femnist_cnn", (1, 28, 28), "skip-first-last", 6_473_728),
+        ],
+    )
+    def test_rules_of_papers(
+        self, model: str, shape: tuple[int, ...], rule: str, weights: int
+    ) -> None:
+        module = models.build(model, shape, 62 if model == "femnist_cnn" else 10)
+        layout = Layout.trace(module, torch.zeros(1, *shape), [rule])
+        assert layout.total("count", layout.prunable) == weights
 
     def test_a_question_asked_of_every_leaf(self) -> None:
         assert self.choose(lambda leaf: leaf.kind == "conv") == ("0.weight",)

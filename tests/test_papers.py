@@ -44,6 +44,7 @@ GBIT = {
 BLOCKS = "conv.weight,stages.*.conv?.weight"
 PRUNABLE = {
     ("mnistnet", "conv2.weight,fc1.weight"): 261_000,
+    ("mnistnet", ""): 261_750,
     ("femnist_cnn", "conv2.weight,fc1.weight"): 6_473_728,
     ("resnet18:init=flash", "*conv*"): 11_159_232,
     ("resnet18:init=flash", BLOCKS): 10_987_200,

@@ -39,7 +39,9 @@ class Experiment:
     data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
     budgets: str = option("", "densities that clients afford: 0.2:40%,0.1:60%, or a CSV file")
     model: str = option("", "model: a name of `gossamer ls`, or my.py:build; empty: as suits")
-    prunable: str = option("", "which tensors may be pruned: names or patterns, with commas")
+    prunable: str = option(
+        "", "which tensors may be pruned: names, patterns, conv-only, skip-first-last"
+    )
     rounds: int = option(100, "rounds of communication", least=1)
     seed: int = option(0, "seed of everything random", least=0)
     wire: str = option("f32", "how numbers travel: f32 or f16, with +zstd or +ans behind it")

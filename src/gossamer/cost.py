@@ -76,7 +76,7 @@ def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, fl
     uncharged = {name.strip() for name in accounting.uncharged.split(",")}
     for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
         match leaf:
-            case _ if field_of(path) in uncharged:
+            case _ if _names(field_of(path)) & uncharged:
                 bits = 0.0
             case Tensor() if leaf.dtype == torch.bool:
                 bits = mask_bits({"": leaf}, accounting.mask_code)
@@ -93,6 +93,12 @@ def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, fl
             case _:
                 bits = 32.0
         yield field_of(path), bits
+
+
+def _names(field: str) -> set[str]:
+    """What a field of a record in a record may be called: `frozen.values`, or just `frozen`."""
+    parts = field.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
 def paper_tensors(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:

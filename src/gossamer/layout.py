@@ -66,7 +66,13 @@ class Input:
 
 
 Prunable: TypeAlias = Sequence[str] | Callable[[Leaf], bool]
-"""Which leaves may be pruned: names and glob patterns, or a question asked of every leaf."""
+"""Which leaves may be pruned: names, glob patterns and rules, or a question asked of every leaf."""
+
+RULES: dict[str, Callable[[Sequence[Leaf]], Sequence[Leaf]]] = {
+    "conv-only": lambda leaves: [leaf for leaf in leaves if leaf.kind == "conv"],
+    "skip-first-last": lambda leaves: leaves[1:-1],
+}
+"""Choices of what may be pruned by default that have a name."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,8 @@ class Layout:
         """The same layout with other prunable leaves.
 
         A pattern such as `features.*` takes the trained leaves of two or more dimensions it
-        matches; a full name takes just that leaf, also a bias.
+        matches; a full name takes just that leaf, also a bias. `conv-only` and `skip-first-last`
+        are rules.
         """
         if callable(prunable):
             chosen = {leaf.name for leaf in self.leaves.values() if prunable(leaf)}
@@ -122,6 +129,11 @@ class Layout:
     def _match(self, entry: str) -> list[str]:
         if entry in self.leaves:
             return [entry]
+        if entry in RULES:
+            default = [leaf for leaf in self.leaves.values() if leaf.prunable]
+            if chosen := [leaf.name for leaf in RULES[entry](default)]:
+                return chosen
+            raise ValueError(f"{entry} leaves nothing of this model to prune; name tensors instead")
         matches = [
             name
             for name, leaf in self.leaves.items()

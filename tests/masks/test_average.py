@@ -118,6 +118,20 @@ def test_equal_masks_make_both_ways_equal(case: Case) -> None:
     assert equal(masked_mean(replies, "fedavg").params, masked_mean(replies, "wfa").params)
 
 
+def test_clients_are_as_far_apart_as_two_of_them_on_average(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of masks 1100, 1010, 1010 and 0101: distances 2/3, 2/3, 2/3, 0, 1 and 1."""
+    sets = [{"w": mask(text)} for text in ("1100", "1010", "1010", "0101")]
+    replies = [({"w": torch.ones(4)}, masks, 1.0) for masks in sets]
+    assert masked_mean(replies).apart == pytest.approx((3 * 2 / 3 + 0 + 1 + 1) / 6)
+    assert masked_mean(replies[1:3]).apart == masked_mean(replies[:1]).apart == 0
+    assert masked_mean([replies[0], replies[0]]).apart == 0
+    assert masked_mean([replies[0], replies[0], replies[3]]).apart == pytest.approx(4 / 9)
+    monkeypatch.setattr("gossamer.masks.average.COMPARED", 2)
+    assert masked_mean(replies).apart == pytest.approx(2 / 3)  # of the first two
+
+
 def test_replies_are_taken_one_at_a_time() -> None:
     """Memory is that of one client: the next is asked for when the last has been added."""
     alive: list[int] = []

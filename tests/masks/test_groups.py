@@ -129,6 +129,18 @@ def test_regrowing_prunes_the_smallest_and_draws_the_place() -> None:
     assert seen == {1, 2, 3}
 
 
+def test_regrowing_may_go_where_scores_of_the_group_are_largest() -> None:
+    params = {"w": torch.tensor([[4.0, 0, 1, 0, 9, 8, 0, 0]])}
+    masks = {"w": params["w"] != 0}
+    slopes = {"w": torch.tensor([[9.0, 1, 2, -3, 9, 9, 9, 9]])}
+    change = regrow_in_groups(slopes, params, masks, {"w": 1}, 4)
+    assert change.pruned["w"].nonzero().tolist() == [[0, 2]]
+    assert change.grown["w"].nonzero().tolist() == [[0, 3]]
+    back = regrow_in_groups({"w": slopes["w"].abs().neg().exp()}, params, masks, {"w": 2}, 4)
+    assert back.pruned["w"].nonzero().tolist() == [[0, 0], [0, 2]]
+    assert back.grown["w"].nonzero().tolist() == [[0, 1], [0, 2]]
+
+
 @fewer_examples
 @given(cases(), sizes)
 def test_nothing_depends_on_the_order_in_memory(case: Case, size: int) -> None:

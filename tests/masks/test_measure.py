@@ -20,6 +20,7 @@ from gossamer.masks import (
     layer_mismatch,
     masked,
     mismatch,
+    mismatches,
     random_masks,
 )
 
@@ -42,6 +43,14 @@ def test_mismatch_is_a_symmetric_distance_between_zero_and_one(case: Case, seed:
     assert layers == layer_mismatch(other, case.masks)
     assert all(0 <= each <= 1 for each in layers.values())
     assert (distance == 0) == equal(case.masks, other)
+
+
+@given(cases(), st.integers(1, 4))
+def test_distances_of_all_from_all_are_those_of_two(case: Case, clients: int) -> None:
+    sets = [random_masks(Key(n), case.layout, case.counts) for n in range(clients)]
+    found = mismatches(sets)
+    for row, first in zip(found, sets, strict=True):
+        assert row == pytest.approx([mismatch(first, second) for second in sets])
 
 
 def test_empty_masks_are_no_way_apart() -> None:

@@ -23,6 +23,15 @@ def test_cosine() -> None:
     assert found == pytest.approx([0.5, 0.42677670, 0.25, 0.07322330, 0], abs=5e-9)
 
 
+def test_a_rate_may_fall_to_more_than_nothing() -> None:
+    """As that of Dettmers and Zettlemoyer, from 0.5 to 0.005."""
+    found = [decayed(0.5, "cosine", time, 10, 0.005) for time in (0, 5, 10, 20)]
+    assert found == pytest.approx([0.5, 0.2525, 0.005, 0.005])
+    assert decayed(0.3, "linear", 5, 10, 0.1) == pytest.approx(0.2)
+    assert decayed(0.3, "rex", 5, 10, 0.0) == pytest.approx(0.2)
+    assert decayed(0.3, "rex", 5, 10, 0.15) == pytest.approx(0.25)
+
+
 def test_rex() -> None:
     """Oracle M8; FedMef writes it as (2T - 2t) / (2T - t)."""
     assert [decayed(1, "rex", time, 10) for time in (0, 5, 10)] == pytest.approx([1, 2 / 3, 0])

@@ -16,7 +16,8 @@ from gossamer.cost import paper_bits
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
 from gossamer.methods import sparse
-from gossamer.methods.feddst import FedDST, Readjustment, Server, Up, random_mask, weight
+from gossamer.methods.feddst import FedDST, Readjustment, Server, Up, random_mask
+from gossamer.methods.visits import weight
 from gossamer.optim import Training
 from gossamer.wire import Revision
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,18 @@ import torch
 from flash_cases import bench, heard, rows, toy
 from torch import nn
 
-from gossamer import Client, Examples, Exchange, Key, Options, Task
+from gossamer import Client, Examples, Exchange, Key, Options, Task, config
 from gossamer.cost import FLOPS, Accounting, Effort, MaskCode, densities, paper_bits, stale_share
 from gossamer.engine.client import train
-from gossamer.methods.flash import Flash, Probe, Sensitivity, Server, Train, Update
+from gossamer.methods.flash import Flash, Server, Train, Update
+from gossamer.methods.probing import Probe, Sensitivity
 from gossamer.models import build
 from gossamer.pricing import price
 from gossamer.wire import Revision
 from helpers import client_ctx, server_ctx
 from paper_models import COLOUR, CONVOLUTIONS, GREY
 
+PAPERS = Path(__file__).parents[2] / "papers" / "flash"
 MIDDLE = ("conv2.weight", "fc1.weight")
 MODELS = {
     "resnet18": (COLOUR, 10, CONVOLUTIONS),
@@ -174,6 +177,16 @@ def test_clients_of_a_small_budget_receive_and_send_less() -> None:
         assert rows(event, "up")["values"].paper == rows(event, "down")["values"].paper == values
         assert event.paper_up == values + 32 * 13
         assert event.paper_down == event.paper_up
+
+
+@pytest.mark.parametrize(("name", "every"), [("spdst", 0), ("jmwst5", 5)])
+def test_table_9_ends_when_clients_have_sent_two_gib(name: str, every: int) -> None:
+    """Twenty clients a round, after one that only finds densities."""
+    rounds = config.read(PAPERS / f"table9-{name}.toml").experiment.rounds
+    counted = Accounting(uncharged="buffers")
+    frozen, moved = (paper_bits(messages("mnistnet", 0.2, n).up, counted) for n in (0, 1))
+    sent = [moved if every and n % every == 0 else frozen for n in range(rounds)]
+    assert 20 * sum(sent[:-1]) / 8 <= 2**31 < 20 * sum(sent) / 8
 
 
 # how often masks travel -------------------------------------------------------------------------

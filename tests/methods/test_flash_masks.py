@@ -105,9 +105,23 @@ def test_a_server_keeps_the_largest_weights_of_each_group() -> None:
 
 @pytest.mark.parametrize("name", ["spdst", "jmwst"])
 def test_groups_go_over_the_wire(name: str) -> None:
+    """And the N of every layer, which no group exceeds, is told."""
     found = heard(toy(name, group=GROUP), 4)
     assert found.summary.failed == 0 and fair(found.state.masks[0])
     assert [event.density for event in found.measured] == [KEPT / 324] * 5
+    told = found.measured[-1].metrics
+    for layer, counts in rule.group_counts(found.state.masks[0], GROUP).items():
+        most = -(-int(counts.sum()) * GROUP // LAYERS[layer])
+        assert told[f"pattern.{layer}"] == most >= int(counts.max())
+    assert not any(name.startswith("pattern") for name in heard(toy(), 2).measured[-1].metrics)
+
+
+def test_groups_grow_where_they_are_told_to() -> None:
+    settings = {"group": GROUP, "allocation": "uniform", "prune_rate": 0.5}
+    one, two = (played(toy("jmwst", **settings, growth=by), 1) for by in ("random", "gradient"))
+    assert equal(one[0].state.masks[0], two[0].state.masks[0])
+    masks = [[result.masks for result in each[0].results] for each in (one, two)]
+    assert not any(equal(first, second) for first, second in zip(*masks, strict=True))
 
 
 # churn ------------------------------------------------------------------------------------------
@@ -202,6 +216,9 @@ def refuse(method: Any, *budgets: float, rounds: int = 4) -> None:
         ({"churn": 0.5, "churn_layers": "1,"}, (), 4, "not ''"),
         ({"churn_layers": "head"}, (), 4, r"names of 0\.weight, 2\.weight, 5\.weight, not 'head'"),
         ({"churn": 0.5, "group": 4}, (), 4, "use --group or --churn, not both"),
+        ({"group": 4, "mask_every": 1, "growth": "bernoulli"}, (), 4, "every group .* keeps its"),
+        ({"group": 4, "mask_every": 1, "exact": False}, (), 4, "--exact and --growth random"),
+        ({"prune_end": 0.5}, (), 4, "let the end be lower"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
@@ -220,6 +237,8 @@ def test_settings_that_make_no_sense_are_refused(
         ({"group": 4}, (0.2, 0.5), 4),
         ({"growth": "momentum", "momentum": 0.9, "momentum_of_inactive": True}, (), 4),
         ({"churn": 0.5, "churn_layers": "2-3"}, (), 4),
+        ({"group": 4, "exact": False, "growth": "bernoulli"}, (), 4),  # in the probe alone
+        ({"prune_end": 0.25}, (), 4),
     ],
 )
 def test_settings_next_to_them_are_not(

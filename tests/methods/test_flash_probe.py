@@ -16,9 +16,11 @@ from gossamer import METHODS, Client, Exchange
 from gossamer import masks as rule
 from gossamer._bench import Round
 from gossamer.core import Missing
-from gossamer.methods.flash import Flash, Probe, Sensitivity, Server, Train, Update, code_parity
+from gossamer.engine.client import train
+from gossamer.methods.flash import Flash, Local, Server, Train, Update, code_parity
 from gossamer.methods.masking import Masking
-from gossamer.wire import Drawn
+from gossamer.methods.probing import Probe, Sensitivity
+from gossamer.wire import Drawn, Revision
 from helpers import Toy, client_ctx, linear, server_ctx
 
 NAMES = tuple(LAYERS)
@@ -120,7 +122,7 @@ def test_weights_and_masks_are_drawn_anew_after_the_first_round() -> None:
     both = before.masks[-1]["2.weight"] & after.masks[-1]["2.weight"]
     assert both.any()
     assert (before.params["2.weight"] != after.params["2.weight"])[both].all()
-    assert (after.version, before.version) == (1, 0)
+    assert (after.versions, before.versions) == ((1,), (0,))
 
 
 def test_weights_that_were_probed_may_be_gone_on_with() -> None:
@@ -141,6 +143,34 @@ def test_a_first_round_without_answers_leaves_the_first_mask() -> None:
     assert method.merge(found.server(1), state, []) is state
     down = method.down(found.server(2), state, Client(0, 20))
     assert isinstance(down, Train) and equal(down.mask.masks, state.masks[0])
+
+
+def test_a_mask_that_moved_without_a_first_round_is_sent_itself() -> None:
+    """Its version is then the one that a seed would have had."""
+    method = toy("jmwst")
+    found = bench(method)
+    state, client = found.init(), found.federation.pool[0]
+    down = method.down(found.server(2), state, client)
+    done = train(method, found.client(2, client), down, None).result
+    moved = method.merge(found.server(2), state, [Exchange(client, down, done.up)])
+    again = method.down(found.server(3), moved, client)
+    assert not equal(moved.masks[0], state.masks[0])
+    assert isinstance(again, Train) and equal(again.mask.masks, moved.masks[0])
+
+
+def test_clients_that_count_loosely_know_what_to_aim_at() -> None:
+    """A part of all weights by their budget, whether they are sent a mask or hold it."""
+    method = toy("jmwst-code", mask_every=2, clients=12)
+    found, kinds = bench(method, 5, 0.05, 0.2), set()
+    for played_ in found.history():
+        for exchange in played_.exchanges:
+            down, budget = exchange.down, exchange.client.budget
+            held = Local(played_.state.masks[budget == 0.2])
+            work = method.begin(found.client(played_.number, exchange.client), down, held).work
+            assert work.intended == round(budget * 324)
+            kinds.add((type(down.mask), total(work.masks) == work.intended))
+    assert {kind for kind, _ in kinds} == {Drawn, Revision, type(None)}
+    assert any(not same for _, same in kinds)  # so it is no count of what is there
 
 
 # who is asked -----------------------------------------------------------------------------------
@@ -229,6 +259,15 @@ def test_the_rate_of_the_released_code_is_late_and_goes_by_a_thousand_rounds(nam
 
 
 # the released code's ways -----------------------------------------------------------------------
+
+
+def test_random_masks_may_be_those_of_the_released_code_too() -> None:
+    method = code_parity(METHODS["pdst"])
+    assert method.masking == Masking(
+        allocation="uniform", saturate="cap-ratio", rounding="floor", bernoulli=True
+    )
+    assert method.weighting == "uniform" and method.training.lr_horizon == 1000
+    assert replace(method, masking=Masking()) == replace(METHODS["spdst-code"], masking=Masking())
 
 
 @pytest.mark.parametrize("name", ["spdst-code", "jmwst-code"])

@@ -87,7 +87,7 @@ def test_masks_of_spdst_never_change_after_the_first_round(
     masks = first.merged.masks
     assert total(masks[0]) == round(share * 324)
     for round_ in others:
-        assert round_.merged.masks is masks and round_.merged.version == 1
+        assert round_.merged.masks is masks and round_.merged.versions == (1,)
         assert zero_outside(round_.merged.params, masks[0])
         assert not equal(round_.merged.params, round_.state.params)
         for exchange, result in zip(round_.exchanges, round_.results, strict=True):
@@ -214,7 +214,7 @@ def test_jmwst_keeps_its_density_whatever_clients_do(
         assert density(union) >= share - 0.5 / 324
         assert round_.merged.union_density == pytest.approx(density(union))
         assert inside(masks, union)
-        assert round_.merged.version == round_.state.version + moves
+        assert round_.merged.versions[0] == round_.state.versions[0] + moves
         if not moves:
             assert equal(union, masks)
 
@@ -251,7 +251,7 @@ def test_clients_that_moved_a_mask_or_missed_one_are_sent_the_newest() -> None:
             holds[event.client] = -1 if moves else version
         version += moves
     assert kinds == {(moves, stale) for moves in (False, True) for stale in (False, True)}
-    assert found.state.version == version
+    assert found.state.versions == (version,)
     assert {id: int(found.state.held[id]) for id in holds if holds[id] == version} == {
         id: version for id in holds if holds[id] == version
     }
@@ -261,7 +261,7 @@ def test_the_seed_of_a_mask_is_sent_as_long_as_the_mask_is_as_it_was_drawn() -> 
     first, second, third = played(toy("jmwst"), 3)
     assert all(isinstance(each.down.mask, Drawn) for each in first.exchanges + second.exchanges)
     assert all(isinstance(each.down.mask, Revision) for each in third.exchanges)
-    assert second.merged.drawn is None
+    assert second.merged.versions[0] > second.merged.seeded == first.merged.versions[0]
 
 
 def test_a_moved_mask_is_told_as_changes_of_the_one_that_the_server_has() -> None:
@@ -281,6 +281,19 @@ def test_a_moved_mask_is_told_as_changes_of_the_one_that_the_server_has() -> Non
         assert equal(again.mask.masks, up.mask.masks)
         with pytest.raises(UnknownMask):
             decode(data, schema, held=held(exchange.down))
+
+
+@pytest.mark.parametrize(("name", "apart"), [("jmwst", True), ("spdst", False), ("nst", True)])
+def test_how_far_clients_are_apart_is_told(name: str, apart: bool) -> None:
+    """The mean of the distances between all of them; masks that all share are none."""
+    method = toy(name, prune_rate=0.5)
+    *_, last = played(method, 4)
+    matrix = rule.mismatches(result.masks for result in last.results)
+    pairs = [matrix[i][j] for i in range(len(matrix)) for j in range(i)]
+    assert len(pairs) == 6 and (min(pairs) > 0) == apart
+    shown = method.measures(bench(method).server(4), last.merged).metrics["client_mismatch"]
+    assert shown == pytest.approx(sum(pairs) / 6)
+    assert heard(method, 4).measured[-1].metrics["client_mismatch"] == pytest.approx(shown)
 
 
 # both -------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from torch import Tensor
 from gossamer import Ctx, Masks, Params, Result
 from gossamer import masks as rule
 from gossamer.methods import nst
-from gossamer.methods.flash import Flash, Local, Sensitivity, Up, Update
+from gossamer.methods.flash import Flash, Local, Up, Update
 from gossamer.methods.nst import NST
+from gossamer.methods.probing import Sensitivity
 from gossamer.methods.sparse import Work
 from gossamer.wire import Packed, Revision, WireError, dump
 

@@ -13,9 +13,9 @@ from gossamer._bench import Bench
 from gossamer._tiny import Tiny, normed_task, plain_task
 from gossamer.check import check
 from gossamer.methods import sparse
-from gossamer.methods.flash import Probe, Sensitivity
 from gossamer.methods.freezing import Down, Up
 from gossamer.methods.pffdst import PFFDST, pfflash
+from gossamer.methods.probing import Probe, Sensitivity
 from gossamer.optim import Training
 
 ROUNDS = 9

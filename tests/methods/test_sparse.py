@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -314,6 +315,55 @@ def test_an_update_at_the_end_with_a_rate_that_fell_to_zero_is_refused() -> None
         late.check(Training(epochs=1))
     late.check(Training(epochs=2))
     Learning(update_at="end", prune_decay="constant").check(Training(epochs=1))
+    replace(late, prune_end=0.005).check(Training(epochs=1))
+    with pytest.raises(ValueError, match=r"to --prune-end 0\.3, which is more"):
+        Learning(prune_end=0.3).check(Training())
+
+
+def test_the_rate_falls_to_its_end() -> None:
+    """After the last step of a round; it would be zero otherwise."""
+    for end, moves in ((0.0, False), (0.2, True)):
+        start = case(update_at="end", prune_rate=0.5, prune_end=end, epochs=2.0)
+        *_, before, after = [work.masks for _, work in start.steps()]
+        assert equal(before, after) != moves
+
+
+@pytest.mark.parametrize("growth", ["gradient", "momentum", "random"])
+def test_what_is_grown_in_groups_goes_by_scores_where_asked(growth: str) -> None:
+    """Another job that is stopped before its update would make the same one by hand."""
+    everywhere = growth == "momentum"
+    changes = {"prune_rate": 0.5, "epochs": 1.0, "momentum_of_inactive": everywhere}
+    start = case(group=4, growth=growth, **changes)
+    moved = [(batch, work.masks) for batch, work in start.steps()]
+    batch, masks = next((b, m) for b, m in moved if not equal(m, start.begin().masks))
+    work, ctx = start.begin(), start.ctx
+    for early in batches(ctx, Job(work, 1.0, 8)):
+        if early.step <= batch.step:
+            sparse.descend(ctx, start.training, work, early, everywhere=everywhere)
+    velocity = dict(zip(ctx.task.layout.parameters, work.velocity, strict=True))
+    by = {
+        "gradient": sparse.gradient(ctx, work, batch),
+        "momentum": velocity,
+        "random": batch.key.fold("masks"),
+    }
+    rate = rule.meant(rule.decayed(0.5, "linear", batch.step + 1, batch.steps))
+    removed = {name: ceil(rate * kept) for name, kept in rule.count(work.masks).items()}
+    for name, scores in by.items():
+        found = rule.regrow_in_groups(scores, work.params, work.masks, removed, 4)
+        assert equal(found.masks, masks) == (name == growth)
+
+
+@pytest.mark.parametrize("intended", [None, 60, 140])
+def test_loose_counts_are_carried_to_what_is_intended(intended: int | None) -> None:
+    """With 97 of 324 weights at the start, and four updates by the released code's rounding."""
+    start = case(exact=False, epochs=5.0, prune_rate=0.4)
+    work = start.begin()
+    assert total(work.masks) == 97
+    work.intended = intended
+    for batch in batches(start.ctx, Job(work, 5.0, 8)):
+        work = sparse.step(start.ctx, start.training, start.learning, work, batch)
+    wanted = 97 if intended is None else intended
+    assert abs(total(work.masks) - wanted) < 25  # it swings around what it aims at
 
 
 def test_masks_that_grew_on_the_way_are_refused() -> None:

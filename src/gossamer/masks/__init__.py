@@ -61,7 +61,13 @@ from gossamer.masks.importance import (
     adjust,
     worthwhile,
 )
-from gossamer.masks.measure import churn, layer_densities, layer_mismatch, mismatch
+from gossamer.masks.measure import (
+    churn,
+    layer_densities,
+    layer_mismatch,
+    mismatch,
+    mismatches,
+)
 from gossamer.masks.schedule import Decay, decayed
 from gossamer.masks.select import (
     fewer,
@@ -117,6 +123,7 @@ __all__ = [
     "masked_mean",
     "meant",
     "mismatch",
+    "mismatches",
     "nested",
     "numbers",
     "pattern",

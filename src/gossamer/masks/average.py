@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations
 from typing import Literal
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from gossamer.core import Masks, Params
 from gossamer.masks.densities import Densities
-from gossamer.masks.measure import layer_densities
+from gossamer.masks.measure import as_number, distance, layer_densities
 
 Averaging = Literal["fedavg", "wfa"]
 """Over all clients, those without a weight counting zero; or over those that have it."""
+
+COMPARED = 32
+"""Clients of a round whose masks are compared, at most: pairs grow as the square of them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Average:
     """Where at least one client has a weight."""
     densities: Densities
     """The mean over clients of each layer's density, every client counting the same."""
+    apart: float = 0.0
+    """How far clients' masks are from one another: the mean Jaccard distance of two of them."""
 
 
 def masked_mean(
@@ -41,7 +47,7 @@ def masked_mean(
     """
     sums: dict[str, _Sum] = {}
     densities: Densities = {}
-    clients = 0
+    clients, compared = 0, _Compared()
     for params, masks, share in replies:
         clients += 1
         for name, tensor in params.items():
@@ -50,11 +56,32 @@ def masked_mean(
             sums[name].add(name, tensor, masks.get(name), share)
         for name, density in layer_densities(masks).items():
             densities[name] = densities.get(name, Fraction(0)) + density
+        compared.add(masks)
     return Average(
         {name: each.mean((otherwise or {}).get(name)) for name, each in sums.items()},
         {name: each.owned for name, each in sums.items() if each.owned is not None},
         {name: density / clients for name, density in densities.items()},
+        compared.mean(),
     )
+
+
+@dataclass
+class _Compared:
+    """The first clients' masks, a bit for each weight; the same object is not read again."""
+
+    numbers: list[int] = field(default_factory=list)
+    last: Masks | None = None
+
+    def add(self, masks: Masks) -> None:
+        if len(self.numbers) < COMPARED:
+            self.numbers.append(self.numbers[-1] if masks is self.last else as_number(masks))
+            self.last = masks
+
+    def mean(self) -> float:
+        pairs = list(combinations(self.numbers, 2))
+        if all(number is self.numbers[0] for number in self.numbers):
+            return 0.0
+        return sum(0.0 if a is b else distance(a, b) for a, b in pairs) / len(pairs)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,13 @@ def sizes_of(sizes: Sizes) -> Counts:
 # rules --------------------------------------------------------------------------------------------
 
 
-def allocate(layout: Layout, density: Number, allocation: Allocation = "erk") -> Densities:
-    """Densities of layers by the name of a rule; together they keep `density` of all weights."""
+def allocate(
+    layout: Layout, density: Number, allocation: Allocation = "erk", head: Number = 1.0
+) -> Densities:
+    """Densities of layers by the name of a rule; together they keep `density` of all weights.
+
+    `head` is the density of the last fully connected layer under `erk-plus`.
+    """
     match allocation:
         case "uniform":
             return uniform(layout, density)
@@ -54,7 +59,7 @@ def allocate(layout: Layout, density: Number, allocation: Allocation = "erk") ->
         case "erk":
             return erk(layout, density)
         case "erk-plus":
-            return erk_plus(layout, density)
+            return erk_plus(layout, density, head)
         case "erk-feddst":
             return erk_feddst(layout, density)
 
@@ -95,7 +100,8 @@ def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
     if not 0 <= total - spent <= sum(rest.values()):
         raise ValueError(
             f"density {float(density):g} keeps {float(total):.0f} weights, which does not fit "
-            f"{last} at density {float(share):g} ({float(spent):.0f} weights); use another density"
+            f"{last} at density {float(share):g} ({float(spent):.0f} weights); use another "
+            f"--density or --fc-density"
         )
     weights = {name: Fraction(sum(layout[name].shape)) for name in rest}
     found = _ratios(share_out(total - spent, weights, rest), rest)

@@ -46,12 +46,13 @@ def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16)
 
 
 def regrow_in_groups(
-    key: Key, params: Params, masks: Masks, removed: Mapping[str, int], size: int = 16
+    by: Key | Params, params: Params, masks: Masks, removed: Mapping[str, int], size: int = 16
 ) -> Change:
     """Prunes the smallest weights of each layer and grows as many in the groups that lost them.
 
     What is smallest in a layer is smallest in its group, so this prunes within groups at the rate
-    of the layer, and every group keeps its count.
+    of the layer, and every group keeps its count. Which are grown: any, by a key, or those of the
+    group with the largest scores (gradients, momentum).
     """
     left = largest(params, fewer(masks, removed), masks)
     grown = {}
@@ -59,7 +60,11 @@ def regrow_in_groups(
         blocks = _Blocks(tuple(mask.shape), size)
         stays = blocks.split(flat(left[name]), True)
         lost = blocks.split(flat(mask & ~left[name]), False).sum(1)
-        scores = blocks.split(uniform_numbers(key.fold(name), mask.numel()), -np.inf)
+        if isinstance(by, Key):
+            values = uniform_numbers(by.fold(name), mask.numel())
+        else:
+            values = magnitudes(by[name])
+        scores = blocks.split(values, -np.inf)
         scores[stays] = -np.inf
         grown[name] = shaped(blocks.join(_top_rows(scores, lost)), mask)
     return Change.of(masks, left, grown)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.core import Key, Masks
-from gossamer.masks.algebra import Change, count, without
+from gossamer.masks.algebra import Change, count, flat, without
 from gossamer.masks.densities import Densities, meant
 from gossamer.masks.select import grow_random
 
@@ -30,6 +31,23 @@ def mismatch(first: Masks, second: Masks) -> float:
 def layer_mismatch(first: Masks, second: Masks) -> dict[str, float]:
     """The Jaccard distance in each layer; their mean is not that of the whole."""
     return {name: _distance(*_overlap(mask, second[name])) for name, mask in first.items()}
+
+
+def mismatches(sets: Iterable[Masks]) -> list[list[float]]:
+    """The Jaccard distances of all sets of masks from one another, as a symmetric matrix."""
+    numbers = [as_number(masks) for masks in sets]
+    return [[distance(first, second) for second in numbers] for first in numbers]
+
+
+def as_number(masks: Masks) -> int:
+    """All masks as the bits of one whole number: sets are small so, and quickly compared."""
+    packed = b"".join(np.packbits(flat(mask)).tobytes() for mask in masks.values())
+    return int.from_bytes(packed, "little")
+
+
+def distance(first: int, second: int) -> float:
+    """The Jaccard distance of two sets of masks that have become numbers."""
+    return _distance((first & second).bit_count(), (first | second).bit_count())
 
 
 def churn(key: Key, masks: Masks, distance: float, layers: Collection[str] | None = None) -> Change:

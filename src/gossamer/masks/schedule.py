@@ -8,10 +8,11 @@ from typing import Literal
 Decay = Literal["constant", "linear", "cosine", "rex"]
 
 
-def decayed(start: float, decay: Decay, time: float, end: float) -> float:
-    """A rate after `time` of `end` rounds or steps; all but a constant one are zero from then on.
+def decayed(start: float, decay: Decay, time: float, end: float, least: float = 0.0) -> float:
+    """A rate after `time` of `end` rounds or steps; from then on it is `least`, unless constant.
 
     `linear` with steps of one round is FLASH's. `rex` (Chen et al., 2021) stays high for longest.
+    Dettmers and Zettlemoyer let `cosine` fall from 0.5 to 0.005.
 
     >>> [round(decayed(1.0, "rex", time, 4), 3) for time in range(5)]
     [1.0, 0.857, 0.667, 0.4, 0.0]
@@ -19,12 +20,12 @@ def decayed(start: float, decay: Decay, time: float, end: float) -> float:
     if decay == "constant":
         return start
     if time >= end:
-        return 0.0
-    left = 1 - time / end
+        return least
+    left, span = 1 - time / end, start - least
     match decay:
         case "linear":
-            return start * left
+            return least + span * left
         case "cosine":
-            return start / 2 * (1 + math.cos(math.pi * time / end))
+            return least + span / 2 * (1 + math.cos(math.pi * time / end))
         case "rex":
-            return start * left / (0.5 + 0.5 * left)
+            return least + span * left / (0.5 + 0.5 * left)

@@ -8,6 +8,7 @@ from gossamer.methods.fedavgm import FedAvgM
 from gossamer.methods.feddrop import FedDrop
 from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
+from gossamer.methods.feddst import code_parity as feddst_code
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.fedsparse import FedSparse
@@ -20,7 +21,14 @@ from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
-from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
+from gossamer.methods.pffdst import (
+    PFFDST,
+    pfflash,
+    released,
+    without_freezing,
+    without_readjustment,
+)
+from gossamer.methods.pffdst import code_parity as pffdst_code
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL, bytecode, release
 
@@ -49,8 +57,12 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "spdst": Flash(),
     "jmwst": jmwst(),
     "nst-code": nst_code(NST()),
+    "pdst-code": flash_code(pdst()),
     "spdst-code": flash_code(Flash()),
     "jmwst-code": flash_code(jmwst()),
+    "feddst-code": feddst_code(FedDST()),
+    "pffdst-code": pffdst_code(PFFDST()),
+    "pffdst-release": released(),
     "fedsparse": FedSparse(),
     "fedsparse-low": fedsparse_low(),
     "fedsparse-high": fedsparse_high(),

@@ -7,9 +7,10 @@ In a readjustment round every client prunes its smallest weights and grows where
 last batch is largest; the server averages each weight over the clients that have it and prunes what
 is too many. `mu` adds FedProx's term. Without readjustment it is RandomMask.
 
-Differs from the authors' code: growth looks at inactive weights only (not so `feddst_growth`), the
-share that is readjusted falls over the rounds (there it only decides whether to readjust at all),
-the proximal term has a gradient, clients count by examples and not by batches.
+Differs from the authors' code: growth looks at inactive weights only, the share that is readjusted
+falls over the rounds (there it only decides whether to readjust at all), the proximal term has a
+gradient, clients are drawn without replacement and count by examples, and the first model is sent
+and charged. `code_parity` brings the code's ways back.
 """
 
 from __future__ import annotations
@@ -34,17 +35,16 @@ from gossamer.core import (
     Missing,
     Params,
     Result,
-    sample,
 )
 from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.masks import Allocation, Averaging, Counts, Rounding
 from gossamer.methods import sparse
 from gossamer.methods.sparse import BatchNorm, Work
+from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
 from gossamer.optim import Training
 from gossamer.wire import Packed, Revision
 
-Weighting = Literal["samples", "uniform", "batches"]
 TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
 
 
@@ -55,13 +55,17 @@ class Readjustment:
     readjust_ratio: float = option(0.01, "part of the weights, in the first round", least=0, most=1)
     readjust_every: int = option(15, "rounds between readjustments", least=1)
     readjust_until: float = option(0.5, "part of the run that has readjustments", least=0, most=1)
+    readjust_decay: Literal["cosine", "constant"] = option(
+        "cosine", "that part falls to zero until then, or stays, as in FedDST's code"
+    )
     feddst_growth: bool = option(False, "growth may choose active weights, which then start anew")
 
     def rate(self, number: int, total: int) -> float:
         """What a round readjusts; `number` counts from 0. Zero, if it does not."""
         if (number - 1) % self.readjust_every:
             return 0.0
-        return rule.decayed(self.readjust_ratio, "cosine", number, self.readjust_until * total)
+        left = rule.decayed(self.readjust_ratio, "cosine", number, self.readjust_until * total)
+        return self.readjust_ratio if left and self.readjust_decay == "constant" else left
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Server:
     version: int
     held: Tensor
     """By client id: the version of the masks that the client holds, or -1."""
+    apart: float = 0.0
+    """The mean Jaccard distance of two clients of the last round."""
+
+
+@dataclass(frozen=True)
+class First:
+    """Lets a client begin with the first model and mask, which it draws from the common seed."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ class Down:
     buffers: Params
     mask: Revision | None
     """Nothing, if the client holds it."""
+
+
+Message = First | Down
 
 
 @dataclass(frozen=True)
@@ -105,17 +119,26 @@ class FedDST:
         0.0, "density at the end; 0: as at the beginning", least=0, most=1
     )
     allocation: Allocation = option("erk-feddst", "how densities of layers are found")
+    fc_density: float = option(
+        1.0, "density of the last fully connected layer under erk-plus", least=0, most=1
+    )
     rounding: Rounding = option("floor", "how counts of layers are rounded")
     start: Literal["magnitude", "random"] = option(
         "magnitude", "the first mask has the largest first weights, or any"
     )
     readjustment: Readjustment = Readjustment()
     mu: float = option(0.0, "strength of the pull towards the server's model", least=0)
+    prox_noop: bool = option(False, "the pull has no effect, as in the released code")
     weighting: Weighting = option("samples", "what a client counts for in the mean")
     averaging: Averaging = option("wfa", "over all clients, or over those with a weight")
     min_votes: int = option(0, "clients that must have a weight for it to stay", least=0)
     remember_old: bool = option(False, "who pruned a weight counts with its old value")
-    replacement: bool = option(False, "draw clients with replacement; one drawn twice trains once")
+    replacement: bool = option(
+        False, "draw clients with replacement; one drawn twice trains once and counts twice"
+    )
+    free_first_download: bool = option(
+        False, "clients of the first round draw its model from the seed, and are sent none"
+    )
     bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
     accounting: Accounting = Accounting()
 
@@ -129,17 +152,21 @@ class FedDST:
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return drawn(ctx, pool, self.clients, self.replacement)
 
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Message:
+        if self.free_first_download and ctx.round == 1:
+            return First()
         return self._message(ctx, state, sparse.holds(state.held, client, state.version))
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
         return self._message(ctx, state, holds=False)
 
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Up]]) -> Server:
         met: list[int] = []
         votes: dict[str, Tensor] = {}
         replies = self._replies(ctx, state, exchanges, met, votes)
+        if self.replacement:
+            replies = repeated(ctx, replies, met, self.clients)
         average = rule.masked_mean(replies, self.averaging)
         if not met:
             return state
@@ -153,28 +180,31 @@ class FedDST:
         masks = state.masks if same else masks
         readjusts = self._rate(ctx) > 0
         held = sparse.marked(state.held, met, -1 if readjusts or not same else state.version)
-        return Server(rule.masked(params, masks), masks, state.version + (not same), held)
+        params, version = rule.masked(params, masks), state.version + (not same)
+        return Server(params, masks, version, held, average.apart)
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+    def replies(self, ctx: Ctx, down: Message) -> Sequence[Up]:
         """What the answer to a message looks like."""
+        down = self._read(ctx, down)
         blank = {name: torch.zeros(ctx.task.layout[name].shape) > 0 for name in down.values.values}
         mask = Revision(blank) if self._rate(ctx) else None
         return [Up(down.values, down.dense, down.buffers, mask)]
 
     # client ---------------------------------------------------------------------------------------
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
+        down = self._read(ctx, down)
         masks = down.mask.masks if down.mask else local.masks if local else None
         if masks is None:
             raise Missing("the server sent no mask, and none is held here")
         params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
         rate = self.training.rate(ctx)
         work = sparse.begin(ctx, params, masks, rate, moves=self._rate(ctx) > 0)
-        work.anchor = ctx.task.own(params) if self.mu else {}
+        work.anchor = ctx.task.own(params) if self._pull else {}
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        sparse.descend(ctx, self.training, work, batch, self.mu)
+        sparse.descend(ctx, self.training, work, batch, self._pull)
         if work.moves and batch.step + 1 == batch.steps:
             low = self.quotas(ctx, self._density(ctx) * (1 - self._rate(ctx)))
             high = self.quotas(ctx, self._density(ctx))
@@ -197,8 +227,8 @@ class FedDST:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model."""
-        return Measures(state.masks)
+        """The masks of the model, and how far those of clients were from one another."""
+        return Measures(state.masks, {"client_mismatch": state.apart})
 
     # parts ----------------------------------------------------------------------------------------
 
@@ -207,7 +237,7 @@ class FedDST:
         layout = ctx.task.layout
         if not layout.prunable:
             raise ValueError("this model has no layer that may be pruned; see --prunable")
-        shares = rule.allocate(layout, density, self.allocation)
+        shares = rule.allocate(layout, density, self.allocation, self.fc_density)
         return rule.apportion(layout, shares, self.rounding)
 
     def _density(self, ctx: Ctx) -> float:
@@ -219,6 +249,14 @@ class FedDST:
 
     def _rate(self, ctx: Ctx) -> float:
         return self.readjustment.rate(ctx.round - 1, ctx.rounds)
+
+    @property
+    def _pull(self) -> float:
+        return 0.0 if self.prox_noop else self.mu
+
+    def _read(self, ctx: Ctx, down: Message) -> Down:
+        """The message itself, or what the first one stands for."""
+        return self._message(ctx, self.init(ctx), False) if isinstance(down, First) else down
 
     def _message(self, ctx: Ctx, state: Server, holds: bool) -> Down:
         return Down(
@@ -232,18 +270,18 @@ class FedDST:
         self,
         ctx: Ctx,
         state: Server,
-        exchanges: Iterable[Exchange[Down, Up]],
+        exchanges: Iterable[Exchange[Message, Up]],
         met: list[int],
         votes: dict[str, Tensor],
-    ) -> Iterator[tuple[Params, Masks, float]]:
+    ) -> Iterator[Counted]:
         quotas = self.quotas(ctx, self._density(ctx))
         allowed = max(sparse.total(state.masks), sum(quotas.values()))
+        known = sparse.dense(ctx, state.params) | sparse.buffers(ctx, state.params, self.bn)
         for exchange in exchanges:
-            up, down = exchange.up, exchange.down
-            masks = state.masks
+            up, masks = exchange.up, state.masks
             if up.mask is not None:
                 masks = sparse.affordable(up.mask.masks, allowed)
-            rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
+            rest = merge.fitting({**up.dense, **up.buffers}, known)
             whole = sparse.joined(ctx, up.values, masks, rest)
             if self.bn == "static":
                 whole = {name: whole[name] for name in ctx.task.layout.parameters}
@@ -278,24 +316,21 @@ def first_masks(
     return rule.random_masks(ctx.common.fold("masks", 0), ctx.task.layout, quotas)
 
 
-def drawn(ctx: Ctx, pool: Sequence[Client], count: int, replacement: bool) -> Sequence[Client]:
-    """The clients of a round; with replacement there may be fewer than asked for."""
-    if not replacement:
-        return sample(ctx.key, pool, count)
-    chosen = ctx.key.fold("cohort").numpy().integers(len(pool), size=count)
-    return [pool[index] for index in sorted(set(chosen.tolist()))]
-
-
-def weight(client: Client, weighting: Weighting, batch: int) -> float:
-    """What a client counts for in a mean; the codes of FedDST and PFFDST count batches."""
-    if weighting == "batches":
-        return float(-(-client.examples // batch))
-    return merge.weight(client, weighting)
-
-
 def random_mask() -> FedDST:
     """A mask that stays as it was at first."""
     return FedDST(readjustment=Readjustment(readjust_ratio=0.0))
+
+
+def code_parity(method: FedDST) -> FedDST:
+    """The ways of the released code, where they differ; its second softmax is a model's option."""
+    return replace(
+        method,
+        readjustment=replace(method.readjustment, readjust_decay="constant", feddst_growth=True),
+        prox_noop=True,
+        weighting="batches",
+        replacement=True,
+        free_first_download=True,
+    )
 
 
 def _remembered(params: Params, masks: Masks, state: Server) -> tuple[Params, Masks]:

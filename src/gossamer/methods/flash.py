@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import add
 from typing import Literal
 
 import torch
@@ -45,9 +46,10 @@ from gossamer.core import (
 )
 from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Averaging, Densities, Saturate
+from gossamer.masks import Allocation, Averaging, Saturate
 from gossamer.methods import sparse
 from gossamer.methods.masking import Masking
+from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.sparse import BatchNorm, Learning, Work
 from gossamer.optim import Training
 from gossamer.wire import Drawn, Packed, Revision, WireError
@@ -60,27 +62,19 @@ class Server:
     params: Params
     masks: tuple[Masks, ...]
     """One set for each budget, ascending, each inside the next; the last is the model's."""
-    drawn: Drawn | None
-    """The seed of the masks, as long as they are as they were drawn."""
-    version: int
-    """Of the masks."""
+    drawn: Drawn
+    """The seed of the masks in their first version."""
+    seeded: int
+    """That version, or -1 where clients would draw other masks: those of the probe, in groups."""
+    versions: tuple[int, ...]
+    """Of the masks, for each budget: it has another one whenever its own masks change."""
     held: Tensor
     """By client id: the version that the client holds, or -1."""
     tested: Params
     """What is tested, where that is not the model: the mean before it was masked, or moved."""
     union_density: float
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Asks how dense a client would make each layer."""
-
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Drawn
-    budget: float | None
-    """Of a client that cannot afford the whole mask, to draw its part of it."""
+    apart: float
+    """The mean Jaccard distance of two clients of the last round."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +88,6 @@ class Train:
 
 
 Down = Probe | Train
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    densities: Tensor
-    """Of each layer that may be pruned."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +138,8 @@ class Flash:
         kind: Allocation = "uniform"
         if self.masking.allocation != "sensitivity":
             kind = self.masking.allocation
-        drawn = self.masking.seed(ctx, rule.allocate(layout, self.masking.density, kind), 0)
+        shares = rule.allocate(layout, self.masking.density, kind, self.masking.fc_density)
+        drawn = self.masking.seed(ctx, shares, 0)
         params = ctx.task.init(ctx.common.fold("init"))
         nobody = torch.zeros(0, dtype=torch.int32)
         return self._begun(ctx, params, drawn, 0, nobody)
@@ -163,31 +152,28 @@ class Flash:
         return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        current = sparse.holds(state.held, client, state.version)
-        return self._message(ctx, state, client, holds=current)
+        version = state.versions[self.masking.level(ctx, client)]
+        return self._message(ctx, state, client, sparse.holds(state.held, client, version))
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
         return self._message(ctx, state, client, holds=False)
 
     def _message(self, ctx: Ctx, state: Server, client: Client, holds: bool) -> Down:
-        masks = state.masks[self.masking.level(ctx, client)]
+        level = self.masking.level(ctx, client)
+        masks, budget = state.masks[level], self.masking.part(client)
         parts = (
             sparse.values(state.params, masks),
             sparse.dense(ctx, state.params),
             sparse.buffers(ctx, state.params, self.bn),
         )
-        budget = self.masking.part(client)
         if self.masking.probing(ctx):
-            assert state.drawn is not None
             return Probe(*parts, state.drawn, budget)
-        if holds:
-            return Train(*parts, None, None)
-        # Nobody answered the probe: its mask goes on, and a seed would be drawn in groups.
-        probed = self.masking.probes and state.version == 0
-        if probed or state.drawn is None:
-            return Train(*parts, Revision(masks), None)
-        return Train(*parts, state.drawn, budget)
+        if not holds and state.versions[level] == state.seeded:
+            return Train(*parts, state.drawn, budget)
+        # Who counts loosely must know what to aim at.
+        told = None if self.learning.exact else budget
+        return Train(*parts, None if holds else Revision(masks), told)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         if self.masking.probing(ctx):
@@ -200,27 +186,31 @@ class Flash:
         average = self._untouched(ctx, state, met, average)
         moves = self._moves(ctx)
         params = {**state.params, **average.params}
-        masks, drawn = state.masks, state.drawn
+        masks = state.masks
         if moves:
-            masks, drawn = self.masking.chosen(ctx, params, average), None
+            masks = self.masking.chosen(ctx, params, average)
         elif self.resample and len(masks) > 1:
-            masks, drawn = self.masking.levels(ctx, masks[-1], params), None
+            masks = self.masking.levels(ctx, masks[-1], params)
         tested = params if self.eval_model == "union" else {}
         if self.masking.churn:
             # What is moved starts from zero, and would be tested before it was ever trained.
             tested = tested or rule.masked(params, masks[-1])
             change = self.masking.churned(ctx, masks[-1])
             masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
-            params, drawn = rule.masked(params, change.kept), None
-        version, ids = state.version + (masks is not state.masks), [client.id for client in met]
+            params = rule.masked(params, change.kept)
+        # A mask round gives everybody new masks, even where none happened to move.
+        new = (moves or not _same(*pair) for pair in zip(masks, state.masks, strict=True))
+        told = [-1 if moves else state.versions[self.masking.level(ctx, c)] for c in met]
         return Server(
             rule.masked(params, masks[-1]),
             masks,
-            drawn,
-            version,
-            sparse.marked(state.held, ids, version if version == state.version else -1),
+            state.drawn,
+            state.seeded,
+            tuple(map(add, state.versions, new)),
+            sparse.marked(state.held, [client.id for client in met], told),
             tested,
             spread,
+            average.apart,
         )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
@@ -240,13 +230,12 @@ class Flash:
         probing = isinstance(down, Probe)
         masks = self.masking.told(ctx, down.mask, down.budget, held, probing)
         params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
-        if probing:
-            work = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
-            work.probe = True
-            return Job(work, self.probe_epochs, self.training.batch)
-        rate = self.training.rate(self.masking.since_probe(ctx))
-        work = sparse.begin(ctx, params, masks, rate, self._moves(ctx))
-        return Job(work, self.training.epochs, self.training.batch)
+        rate = self.training.lr if probing else self.training.rate(self.masking.since_probe(ctx))
+        work = sparse.begin(ctx, params, masks, rate, probing or self._moves(ctx))
+        work.probe = probing
+        work.intended = self.masking.intended(ctx, down.budget)
+        epochs = self.probe_epochs if probing else self.training.epochs
+        return Job(work, epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         group = 0 if work.probe else self.masking.group
@@ -278,7 +267,8 @@ class Flash:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, and how much of it clients have in common or not."""
-        return Measures(state.masks[-1], {"union_density": state.union_density})
+        shown = {"union_density": state.union_density, "client_mismatch": state.apart}
+        return Measures(state.masks[-1], shown | self.masking.shown(ctx, state.masks[-1]))
 
     def _moves(self, ctx: Ctx) -> bool:
         number = self.masking.since_probe(ctx).round - 1
@@ -298,14 +288,16 @@ class Flash:
         key = ctx.common.fold("init")  # the state's weights lack what the first mask lacks
         params = ctx.task.init(key if self.reuse_init else key.fold(1))
         drawn = self.masking.seed(ctx, shares, 1)
-        return self._begun(ctx, params, drawn, state.version + 1, state.held)
+        return self._begun(ctx, params, drawn, state.versions[-1] + 1, state.held)
 
     def _begun(self, ctx: Ctx, params: Params, drawn: Drawn, version: int, held: Tensor) -> Server:
-        top = self.masking.draw(ctx.task.layout, drawn, self.masking.probes and version == 0)
+        probed = self.masking.probes and version == 0
+        top = self.masking.draw(ctx.task.layout, drawn, probed)
         masks = self.masking.levels(ctx, top, Key(drawn.seed))
         params = rule.masked(params, top)
         union = params if self.eval_model == "union" else {}
-        return Server(params, masks, drawn, version, held, union, _density(top))
+        versions, seeded = (version,) * len(masks), -1 if probed else version
+        return Server(params, masks, drawn, seeded, versions, held, union, _density(top), 0.0)
 
     def _replies(
         self,
@@ -347,6 +339,8 @@ class Flash:
 
     def _check(self, ctx: Ctx) -> None:
         self.learning.check(self.training)
+        if self.masking.group and self.mask_every:
+            self.learning.check_groups()
         self.masking.check(ctx)
         if self.masking.probes and ctx.rounds < 2:
             raise ValueError(
@@ -380,19 +374,8 @@ def code_parity(method: Flash) -> Flash:
     )
 
 
-def mean_sensitivity(ctx: Ctx, replies: Iterable[object]) -> Densities:
-    """The mean over clients of the density of each layer; nothing, if nobody replied."""
-    found = []
-    for up in replies:
-        if not isinstance(up, Sensitivity):
-            raise WireError("weights came back where densities of layers were asked for")
-        if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
-            raise WireError("a density of a layer is not between 0 and 1")
-        found.append(up.densities)
-    if not found:
-        return {}
-    mean = torch.stack(found).double().mean(0).tolist()
-    return {n: rule.meant(share) for n, share in zip(ctx.task.layout.prunable, mean, strict=True)}
+def _same(first: Masks, second: Masks) -> bool:
+    return first is second or all(torch.equal(mask, second[n]) for n, mask in first.items())
 
 
 def _density(masks: Masks) -> float:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from gossamer import masks as rule
 from gossamer.core import Ctx, Masks, Missing, Params
 from gossamer.methods import sparse
-from gossamer.methods.flash import Probe, Sensitivity
+from gossamer.methods.feddst import First
+from gossamer.methods.probing import Probe, Sensitivity
 from gossamer.methods.sparse import BatchNorm
 from gossamer.wire import Packed, Revision, unpack
+
+FreezeFrom = Literal["last", "best-valid", "best-test"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Up:
     mask: Revision | None
     """Only if clients readjust masks."""
     score: float | None
-    """Of the model received, on the client's validation data."""
+    """Of the model received, on validation or test data; -1 if the client has no test data."""
 
 
-Message = Probe | Down
+Message = Probe | First | Down
 Reply = Sensitivity | Up
 
 
@@ -93,17 +97,21 @@ def received(ctx: Ctx, down: Down, local: Local | None) -> tuple[Params, Masks, 
     return params, masks, frozen
 
 
-def score(ctx: Ctx, params: Params) -> float:
-    """The accuracy of a model on what the client holds back."""
-    valid = ctx.own.valid
-    if not len(valid):
+def score(ctx: Ctx, params: Params, by: FreezeFrom) -> float | None:
+    """The accuracy of a model on what the client holds back, if that decides what is frozen."""
+    if by == "last":
+        return None
+    held = ctx.own.valid if by == "best-valid" else ctx.own.test
+    if not len(held):
+        if by == "best-test":
+            return -1.0
         raise ValueError(
             "--freeze-from best-valid goes by clients' validation data, and this client has none; "
             "use e.g. --valid 0.1"
         )
     with torch.inference_mode():
-        found = ctx.task.logits(ctx.task.own(params), valid.x.to(ctx.task.device)).argmax(-1)
-    return float((found.cpu() == valid.y).double().mean())
+        found = ctx.task.logits(ctx.task.own(params), held.x.to(ctx.task.device)).argmax(-1)
+    return float((found.cpu() == held.y).double().mean())
 
 
 def scales(ctx: Ctx) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from gossamer import masks as rule
 from gossamer.core import Client, Ctx, Key, Masks, Missing, Params
 from gossamer.fields import option
 from gossamer.layout import Layout
-from gossamer.masks import Average, Change, Number, Rounding, Saturate
+from gossamer.masks import Average, Change, Counts, Number, Rounding, Saturate
 from gossamer.wire import Drawn, Revision
 
 LEVELS = 16
@@ -24,6 +25,9 @@ class Masking:
     density: float = option(0.05, "part of the prunable weights that is kept", above=0, most=1)
     allocation: Literal["sensitivity", "uniform", "er", "erk", "erk-plus", "erk-feddst"] = option(
         "sensitivity", "how densities of layers are found: by a first round of probing, or a rule"
+    )
+    fc_density: float = option(
+        1.0, "density of the last fully connected layer under erk-plus", least=0, most=1
     )
     saturate: Saturate = option(
         "waterfill", "what a layer leaves that would be over-full when masks have moved"
@@ -114,6 +118,18 @@ class Masking:
                 return held
         raise Missing("the server sent no mask, and none is held here")
 
+    def intended(self, ctx: Ctx, budget: float | None) -> int:
+        """How many weights a client is to have, however its masks were drawn."""
+        density = self.density if budget is None else budget
+        return round(rule.meant(density) * ctx.task.layout.total("count", ctx.task.layout.prunable))
+
+    def shown(self, ctx: Ctx, masks: Masks) -> dict[str, float]:
+        """The N of each layer of an N:M mask, which no group of it exceeds."""
+        if not self.group:
+            return {}
+        declared = rule.pattern(ctx.task.layout, rule.count(masks), self.group)
+        return {f"pattern.{name}": float(most) for name, most in declared.items()}
+
     # by budget ------------------------------------------------------------------------------------
 
     def densities(self, ctx: Ctx) -> list[float]:
@@ -143,7 +159,8 @@ class Masking:
         """The masks after clients moved theirs: the largest weights of the clients' mean."""
         layout = ctx.task.layout
         if len(self.densities(ctx)) > 1:
-            (top,) = rule.nested(average.owned, [self.density], params)
+            counts = self.part_of(average.owned)
+            top = rule.largest(params, counts, average.owned)
         else:
             shares = rule.sensitivity(layout, average.densities, self.density, self.saturate)
             counts = rule.apportion(layout, shares, self.rounding)
@@ -152,6 +169,13 @@ class Masking:
             else:
                 top = rule.largest(params, counts, average.owned)
         return self.levels(ctx, top, params)
+
+    def part_of(self, union: Masks) -> Counts:
+        """As many weights as the model has, each layer of the union giving the same part of it."""
+        whole = sum(mask.numel() for mask in union.values())
+        active = rule.count(union)
+        share = rule.meant(self.density) * whole / max(sum(active.values()), 1)
+        return rule.apportion(active, dict.fromkeys(active, min(share, Fraction(1))), self.rounding)
 
     def churned(self, ctx: Ctx, top: Masks) -> Change:
         """Masks at the distance asked for from what they were, for an experiment's sake."""

@@ -33,6 +33,8 @@ class Server:
     params: Params
     masks: Masks
     """Where at least one client of the last round has a weight."""
+    apart: float = 0.0
+    """The mean Jaccard distance of two of these clients."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class NST:
         average = rule.masked_mean(self._read(ctx, exchanges), self.averaging)
         if not average.params:
             return state
-        return Server({**state.params, **average.params}, average.owned)
+        return Server({**state.params, **average.params}, average.owned, average.apart)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What the answer to a message looks like."""
@@ -129,6 +131,8 @@ class NST:
         rate = self.training.rate(ctx)
         work = sparse.begin(ctx, rule.masked(params, masks), masks, rate, moves=True)
         work.base = down.masks if isinstance(down, Sparse) else None
+        prunable = ctx.task.layout.total("count", ctx.task.layout.prunable)
+        work.intended = round(rule.meant(self.density) * prunable)
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
@@ -150,8 +154,8 @@ class NST:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """Where the server's model is not zero: more than any client has."""
-        return Measures(state.masks)
+        """Where the server's model is not zero: more than any client has, the more they differ."""
+        return Measures(state.masks, {"client_mismatch": state.apart})
 
     # parts ----------------------------------------------------------------------------------------
 

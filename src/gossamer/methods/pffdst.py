@@ -7,9 +7,10 @@ no mask ever goes up. While it does, a little more than the final density is act
 PFFDST: parameter-freezing federated dynamic sparse training, 2025; the released code is
 https://github.com/Dawns14/pffdst
 
-Differs from the authors' code: that run freezes the model that did best on test data, readjusts in
-the first phase only and never prunes the last growth. Here the last model is frozen (or the best on
-clients' validation data), both phases readjust, and the density asked for is reached.
+Differs from the authors' code: there the model is frozen that did best on test data, clients are
+drawn with replacement and count by batches, and neither the first model nor the frozen part is
+charged (`code_parity`). Its flags contradict one another besides: the released run readjusts for
+half of the first phase, never in the second, and keeps all that this one begins with (`released`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.masks import Change
 from gossamer.methods import feddst, sparse
-from gossamer.methods.feddst import Weighting
-from gossamer.methods.flash import SCHEDULE, Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.feddst import First
+from gossamer.methods.flash import SCHEDULE
 from gossamer.methods.freezing import (
     Down,
+    FreezeFrom,
     Local,
     Message,
     Reply,
@@ -43,7 +45,9 @@ from gossamer.methods.freezing import (
     score,
 )
 from gossamer.methods.phases import Phases
+from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.sparse import BatchNorm, Learning
+from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
 from gossamer.optim import Training
 from gossamer.wire import Drawn, Revision, WireError
 
@@ -70,6 +74,8 @@ class Server:
     """The model of the first phase that did best on validation data, where that will be frozen."""
     best_masks: Masks
     best_score: float
+    apart: float = 0.0
+    """The mean Jaccard distance of two clients of the last round."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,15 @@ class PFFDST:
     start: Literal["magnitude", "random"] = option(
         "magnitude", "the first mask has the largest first weights, or any"
     )
-    freeze_from: Literal["last", "best-valid"] = option(
-        "last", "which model of the first phase is frozen"
-    )
+    freeze_from: FreezeFrom = option("last", "which model of the first phase is frozen")
     freeze_norm: bool = option(False, "scales of normalisation rest too while others are frozen")
     weighting: Weighting = option("samples", "what a client counts for in the mean")
-    replacement: bool = option(False, "draw clients with replacement; one drawn twice trains once")
+    replacement: bool = option(
+        False, "draw clients with replacement; one drawn twice trains once and counts twice"
+    )
+    free_first_download: bool = option(
+        False, "clients of the first round draw its model from the seed, and are sent none"
+    )
     bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
     accounting: Accounting = Accounting(uncharged="keeps,score")
 
@@ -114,13 +123,15 @@ class PFFDST:
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if self.phases.probing(ctx):
             return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
-        return feddst.drawn(ctx, pool, self.clients, self.replacement)
+        return drawn(ctx, pool, self.clients, self.replacement)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Message:
         if self.phases.probing(ctx):
             weights = sparse.values(state.params, state.masks)
             rest = sparse.dense(ctx, state.params), sparse.buffers(ctx, state.params, self.bn)
             return Probe(weights, *rest, self._probed(ctx), None)
+        if self.free_first_download and ctx.round == 1:
+            return First()
         current = sparse.holds(state.held, client, state.version)
         keeps = sparse.holds(state.holders, client, 1)
         return message(ctx, state.params, state.masks, state.frozen, self.bn, current, keeps)
@@ -136,7 +147,10 @@ class PFFDST:
             return self._begun(ctx, state, exchanges)
         met: list[int] = []
         scores: list[tuple[float, float]] = []
-        average = rule.masked_mean(self._replies(ctx, state, exchanges, met, scores), "wfa")
+        replies = self._replies(ctx, state, exchanges, met, scores)
+        if self.replacement:
+            replies = repeated(ctx, replies, met, self.clients)
+        average = rule.masked_mean(replies, "wfa")
         if not met:
             return state
         # Frozen weights are not among what came back, and stay as they are to the last bit.
@@ -157,6 +171,7 @@ class PFFDST:
             version=state.version + moved,
             held=known,
             holders=sparse.marked(state.holders, met, 1) if state.frozen else state.holders,
+            apart=average.apart,
         )
         parts = (state.params, state.masks, state.frozen, average)
         change = None if state.trimmed else self.phases.readjusted(ctx, *parts)
@@ -169,6 +184,7 @@ class PFFDST:
         layout = ctx.task.layout
         if isinstance(down, Probe):
             return [Sensitivity(torch.zeros(len(layout.prunable)))]
+        down = self._read(ctx, down)
         blank = {name: torch.zeros(layout[name].shape) > 0 for name in down.values.values}
         mask = Revision(blank) if self.phases.moves(ctx) else None
         return [Up(down.values, down.dense, down.buffers, mask, 0.0 if self._scores(ctx) else None)]
@@ -180,15 +196,23 @@ class PFFDST:
             masks = down.mask.masks()
             params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
             model = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
-            model.probe = True
+            model.probe, model.intended = True, self.phases.intended(ctx)
             return Job(Work(model, None, None), self.probe_epochs, self.training.batch)
-        return self._job(ctx, down, local)
+        return self._job(ctx, self._read(ctx, down), local)
+
+    def _read(self, ctx: Ctx, down: First | Down) -> Down:
+        """The message itself, or what the first one stands for."""
+        if isinstance(down, First):
+            state = self.init(ctx)
+            return message(ctx, state.params, state.masks, {}, self.bn, False, False)
+        return down
 
     def _job(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         params, masks, frozen = received(ctx, down, local)
-        tried = score(ctx, params) if self._scores(ctx) else None
+        tried = score(ctx, params, self.freeze_from) if self._scores(ctx) else None
         rate = self.training.rate(self.phases.since_probe(ctx))
         model = sparse.begin(ctx, params, masks, rate, self.phases.moves(ctx))
+        model.intended = self.phases.intended(ctx)
         if frozen:
             model.frozen = frozen.masks
             still = scales(ctx) if self.freeze_norm else []
@@ -238,13 +262,13 @@ class PFFDST:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model, and how much of it no longer changes."""
+        """The masks of the model, how much no longer changes, and how far clients are apart."""
         frozen = sparse.total(state.frozen) / ctx.task.layout.total("count", state.masks)
-        return Measures(state.masks, {"frozen_density": frozen})
+        return Measures(state.masks, {"frozen_density": frozen, "client_mismatch": state.apart})
 
     def _scores(self, ctx: Ctx) -> bool:
         first = self.phases.clock(ctx)[0] == 1
-        return self.freeze_from == "best-valid" and self.phases.freezing and first
+        return self.freeze_from != "last" and self.phases.freezing and first
 
     # masks ----------------------------------------------------------------------------------------
 
@@ -289,12 +313,13 @@ class PFFDST:
         exchanges: Iterable[Exchange[Message, Reply]],
         met: list[int],
         scores: list[tuple[float, float]],
-    ) -> Iterator[tuple[Params, Masks, float]]:
+    ) -> Iterator[Counted]:
         trained = rule.without(state.masks, state.frozen) if state.frozen else state.masks
         quotas = self.phases.quotas(ctx, self.phases.wanted(ctx))
         allowed = max(sparse.total(trained), sum(quotas.values()) - sparse.total(state.frozen))
+        known = sparse.dense(ctx, state.params) | sparse.buffers(ctx, state.params, self.bn)
         for exchange in exchanges:
-            up, down = exchange.up, exchange.down
+            up = exchange.up
             if not isinstance(up, Up):
                 raise WireError("densities of layers came back where weights were asked for")
             masks = trained
@@ -302,13 +327,15 @@ class PFFDST:
                 masks = sparse.affordable(up.mask.masks, allowed)
                 if any(bool((masks[name] & mask).any()) for name, mask in state.frozen.items()):
                     raise WireError("a mask came back with weights that are frozen")
-            rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
+            rest = merge.fitting({**up.dense, **up.buffers}, known)
             whole = sparse.joined(ctx, up.values, masks, rest)
             if self.bn == "static":
                 whole = {name: whole[name] for name in ctx.task.layout.parameters}
             met.append(exchange.client.id)
-            share = feddst.weight(exchange.client, self.weighting, self.training.batch)
-            if up.score is not None:
+            share = weight(exchange.client, self.weighting, self.training.batch)
+            if up.score is not None and not -1 <= up.score <= 1:
+                raise WireError(f"an accuracy of {up.score:g} came back, which is none")
+            if up.score is not None and up.score >= 0:
                 scores.append((up.score, share))
             yield whole, masks, share
 
@@ -337,3 +364,24 @@ def pfflash() -> PFFDST:
     """Freezing on FLASH's masks: densities of layers are probed, and masks stay."""
     phases = Phases(density=0.05, readjust="none", allocation="sensitivity", rounding="exact")
     return PFFDST(clients=10, training=SCHEDULE, phases=phases, start="random")
+
+
+def code_parity(method: PFFDST) -> PFFDST:
+    """The ways of the released code, where they differ; its second softmax is a model's option."""
+    growth = replace(method.phases.readjustment, feddst_growth=True)
+    return replace(
+        method,
+        phases=replace(method.phases, readjustment=growth),
+        freeze_from="best-test",
+        freeze_norm=True,
+        weighting="batches",
+        replacement=True,
+        free_first_download=True,
+        accounting=replace(method.accounting, uncharged="keeps,score,frozen"),
+    )
+
+
+def released() -> PFFDST:
+    """What the flags of the released code's own example come to, one overruling another."""
+    code = code_parity(PFFDST())
+    return replace(code, phases=replace(code.phases, until=0.5, readjust_second=False))

@@ -29,6 +29,9 @@ class Phases:
     ratio: float = option(0.5, "what the server readjusts of what is trained", least=0, most=1)
     every: int = option(10, "rounds between readjustments by the server", least=1)
     until: float = option(0.25, "part of a phase that has readjustments", least=0, most=1)
+    readjust_second: bool = option(
+        True, "the server readjusts in the second phase too; else all that was grown there stays"
+    )
     scope: Literal["layer-fraction", "layer-quota", "global"] = option(
         "layer-fraction", "prune the same part of every layer, to quotas, or the smallest of all"
     )
@@ -36,6 +39,9 @@ class Phases:
     mask_every: int = option(1, "rounds between those in which clients learn masks", least=1)
     allocation: Literal["sensitivity", "uniform", "er", "erk", "erk-plus", "erk-feddst"] = option(
         "erk-feddst", "how densities of layers are found: by a rule, or by a first round of probing"
+    )
+    fc_density: float = option(
+        1.0, "density of the last fully connected layer under erk-plus", least=0, most=1
     )
     rounding: Rounding = option("floor", "how counts of layers are rounded")
 
@@ -112,7 +118,9 @@ class Phases:
             counts = self.beside(ctx, self.part, average.densities, frozen)
             left = rule.largest(params, counts, average.owned)
             return _pruned(masks, rule.either(left, frozen) if frozen else left)
-        _, number, length = self.clock(ctx)
+        phase, number, length = self.clock(ctx)
+        if phase == 2 and not self.readjust_second:
+            return None
         end = max(1, round(self.until * length))
         if not self.extra or (number < end and number % self.every):
             return None
@@ -175,8 +183,13 @@ class Phases:
             kind: Allocation = "uniform"
             if self.allocation != "sensitivity":
                 kind = self.allocation
-            shares = rule.allocate(layout, whole, kind)
+            shares = rule.allocate(layout, whole, kind, self.fc_density)
         return rule.apportion(layout, shares, self.rounding)
+
+    def intended(self, ctx: Ctx) -> int:
+        """Weights that a client's mask is to keep, however many it has."""
+        density = rule.meant(self.density) if self.probing(ctx) else self.part
+        return round(density * ctx.task.layout.total("count", ctx.task.layout.prunable))
 
     def floors(self, ctx: Ctx, share: Fraction) -> Counts:
         """The same part of every layer, as whole weights."""

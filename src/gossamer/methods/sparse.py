@@ -34,6 +34,7 @@ class Learning:
 
     prune_rate: float = option(0.25, "part of a layer that a mask update prunes", least=0, most=1)
     prune_decay: Decay = option("linear", "how the rate falls within a round")
+    prune_end: float = option(0.0, "what the rate falls to", least=0, most=1)
     update_at: Literal["middle", "end"] = option(
         "middle", "masks of a one-epoch round change half-way, or at its end, regrown zeros and all"
     )
@@ -49,10 +50,16 @@ class Learning:
 
     def check(self, training: Training) -> None:
         """Refuses growth by a momentum that there is none of, and updates that change nothing."""
-        if self.update_at == "end" and self.prune_decay != "constant" and training.epochs <= 1:
+        if self.prune_end > self.prune_rate:
+            raise ValueError(
+                f"the rate falls from --prune-rate {self.prune_rate:g} to --prune-end "
+                f"{self.prune_end:g}, which is more; let the end be lower"
+            )
+        fades = self.prune_decay != "constant" and not self.prune_end
+        if self.update_at == "end" and fades and training.epochs <= 1:
             raise ValueError(
                 f"--update-at end moves masks when the rate has fallen to zero by --prune-decay "
-                f"{self.prune_decay}; use --prune-decay constant, or more than one epoch"
+                f"{self.prune_decay}; use --prune-decay constant, --prune-end, or more epochs"
             )
         if "momentum" not in (self.redistribution, self.growth):
             return
@@ -60,6 +67,14 @@ class Learning:
             raise ValueError(
                 "growth or redistribution by momentum needs --momentum above 0 and "
                 "--momentum-of-inactive, so that there is momentum where weights are masked"
+            )
+
+    def check_groups(self) -> None:
+        """Refuses growth by which groups would not keep their counts."""
+        if not self.exact or self.growth == "bernoulli":
+            raise ValueError(
+                "every group of an N:M mask keeps its count, so that --group takes neither "
+                "--no-exact nor --growth bernoulli; use --exact and --growth random"
             )
 
     @property
@@ -95,6 +110,8 @@ class Work:
     """Where a proximal term pulls to."""
     base: Masks | None = None
     """Masks that the server holds too, if they are not where this began."""
+    intended: int | None = None
+    """Weights that masks are to keep where counts are not exact, if not as many as at the start."""
     velocity: optim.Velocity = field(default_factory=list)
     carry: Carry = Carry()
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -237,11 +254,14 @@ def holds(held: Tensor, client: Client, version: int) -> bool:
     return client.id < len(held) and int(held[client.id]) == version
 
 
-def marked(held: Tensor, clients: list[int], version: int) -> Tensor:
-    """Who holds which version, after some clients received this one (or lost theirs: -1)."""
+def marked(held: Tensor, clients: list[int], version: int | list[int]) -> Tensor:
+    """Who holds which version, after some clients received this one (or lost theirs: -1).
+
+    With several budgets there are several versions, and a client has one of them.
+    """
     found = torch.full((max([len(held), *(id + 1 for id in clients)]),), -1, dtype=torch.int32)
     found[: len(held)] = held
-    found[clients] = version
+    found[clients] = torch.tensor(version, dtype=torch.int32)
     return found
 
 
@@ -250,19 +270,23 @@ def marked(held: Tensor, clients: list[int], version: int) -> Tensor:
 
 def _move(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> None:
     change = _change(ctx, learning, work, batch, group)
-    intended = sum(rule.count(work.start).values())
-    work.carry = work.carry.after(intended - sum(rule.count(change.masks).values()))
+    intended = total(work.start) if work.intended is None else work.intended
+    work.carry = work.carry.after(intended - total(change.masks))
     changed(ctx, work, change, forget=not learning.momentum_of_inactive)
 
 
 def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> Change:
-    rate = rule.decayed(learning.prune_rate, learning.prune_decay, batch.step + 1, batch.steps)
+    passed, end = (batch.step + 1, batch.steps), learning.prune_end
+    rate = rule.decayed(learning.prune_rate, learning.prune_decay, *passed, end)
     key = batch.key.fold("masks")
     weights = {name: work.params[name] for name in work.masks}
+    momentum = _momentum(ctx, work)
+    slopes = gradient(ctx, work, batch) if learning.growth == "gradient" else None
     if group:
         share = rule.meant(rate)
         removed = {name: ceil(share * active) for name, active in rule.count(work.masks).items()}
-        return rule.regrow_in_groups(key, weights, work.masks, removed, group)
+        by = slopes or (momentum if learning.growth == "momentum" else key)
+        return rule.regrow_in_groups(by, weights, work.masks, removed, group)
     return rule.evolve(
         key,
         weights,
@@ -272,8 +296,8 @@ def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) 
         carry=work.carry,
         redistribution=learning.redistribution,
         growth=learning.growth,
-        momentum=_momentum(ctx, work),
-        gradient=gradient(ctx, work, batch) if learning.growth == "gradient" else None,
+        momentum=momentum,
+        gradient=slopes,
         among=rule.inactive(work.frozen) if work.frozen else None,
     )
 
