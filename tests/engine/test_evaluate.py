@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
-from gossamer.engine.evaluate import CHUNK, Evaluator, density, mark, mark_all, worst_decile
+from gossamer.engine.evaluate import (
+    BINS,
+    CHUNK,
+    Evaluator,
+    density,
+    histogram,
+    mark,
+    mark_all,
+    worst_decile,
+)
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.methods.dense import Local, Up, Work
@@ -51,6 +60,7 @@ def test_the_global_figures_are_means_over_the_servers_test_set(
     assert found.global_accuracy == pytest.approx(right(params, test).mean().item())
     assert found.global_loss == pytest.approx(functional.cross_entropy(logits, test.y).item())
     assert (found.personal_mean, found.personal_std, found.clients) == (None, None, 0)
+    assert found.personal_histogram is None
 
 
 @pytest.mark.parametrize("rows", [True, False])
@@ -68,6 +78,7 @@ def test_the_personal_figures_count_every_client_the_same(
     assert found.personal_mean == pytest.approx(np.mean(each))
     assert found.personal_std == pytest.approx(np.std(each))
     assert found.personal_worst_decile == pytest.approx(np.mean(sorted(each)[:2]))
+    assert found.personal_histogram == histogram(each) and sum(histogram(each)) == 23
     assert np.std(each) > 0.01
 
 
@@ -84,6 +95,15 @@ def test_the_worst_decile_is_a_tenth_of_the_clients_and_at_least_one(
     accuracies: list[float], wanted: float
 ) -> None:
     assert worst_decile(accuracies) == pytest.approx(wanted)
+
+
+def test_the_histogram_counts_every_client_in_one_part_of_its_accuracy() -> None:
+    """A part has its lower end, whatever the fraction it comes from; the last has both."""
+    assert histogram([0.0, 0.049, 0.05, 0.95, 1.0]) == [2, 1, *[0] * 16, 0, 2]
+    for examples in range(1, 201):
+        for right in range(examples + 1):
+            wanted = min(BINS * right // examples, BINS - 1)
+            assert histogram([right / examples])[wanted] == 1
 
 
 class Gaps(Toy):

@@ -10,6 +10,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
     "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
     "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),
+    "report": ("gossamer.cli.report:report", "show runs in one page that works offline"),
     "ls": ("gossamer.cli.lists:ls", "list methods, models, data sets and partitions"),
     "data": ("gossamer.cli.lists:data", "list or download data sets"),
     "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),

@@ -35,20 +35,20 @@ def picture(what: Federation | Ints, path: str | Path, title: str | None = None)
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"{path} ends with {path.suffix!r}; end it with .png, .svg or .pdf")
-    sizes, shown, counts = _table(what)
+    sizes, shown, counts = table(what)
     figure = Figure(figsize=(10, 5.6), layout="constrained", facecolor="white")
     heading = title or _title(what, len(sizes))
     figure.suptitle(heading, x=0.012, ha="left", fontsize=13, weight="bold", color=INK)
     above, below = figure.subplots(2, 1, sharex=True)
     _bars(above, counts)
     _shares(below, counts)
-    above.set_title(_subtitle(sizes, counts), loc="left", fontsize=9, color=FAINT, pad=8)
+    above.set_title(subtitle(sizes, counts), loc="left", fontsize=9, color=FAINT, pad=8)
     below.set_xlabel("client" if len(shown) == len(sizes) else "clients by size", color=INK)
     figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
-def _table(what: Federation | Ints) -> tuple[Ints, Ints, Ints]:
+def table(what: Federation | Ints) -> tuple[Ints, Ints, Ints]:
     """The sizes of all clients, which of them are shown, and their counts by class."""
     if isinstance(what, np.ndarray):
         if what.ndim != 2 or not what.size:
@@ -57,7 +57,7 @@ def _table(what: Federation | Ints) -> tuple[Ints, Ints, Ints]:
         shown = _choose(sizes)
         return sizes, shown, what[shown]
     if isinstance(what, Tensors):
-        return _table(what.counts())
+        return table(what.counts())
     sizes = np.asarray([client.examples for client in what.pool])
     shown = _choose(sizes)
     labels = [what.client(id).train.y.numpy() for id in shown.tolist()]
@@ -79,7 +79,7 @@ def _title(what: Federation | Ints, pool: int) -> str:
     return f"{what.name}{how}  ·  {len(what.pool):,} clients"
 
 
-def _subtitle(sizes: Ints, counts: Ints) -> str:
+def subtitle(sizes: Ints, counts: Ints) -> str:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The number of equally common classes that would be as varied: 1 to all of them.
     logs = np.log(np.where(shares > 0, shares, 1.0))

@@ -30,6 +30,9 @@ CHUNK = 500
 MEMORY = 256 * 2**20
 """Bytes of clients' own examples that are kept for the next evaluation."""
 
+BINS = 20
+"""Equal parts of 0 to 1 that personal accuracies are counted in."""
+
 GLANCE = 64
 """Numbers of a tensor, spread over it, that are looked at before all of it is."""
 
@@ -149,6 +152,7 @@ class Evaluator:
             valid_mean=float(np.mean(valid)) if valid else None,
             personal_density=float(np.mean(densities)) if densities else None,
             local_mean=float(np.mean(local)) if local else None,
+            personal_histogram=histogram(accuracies) if accuracies else None,
         )
 
     def _clients(
@@ -220,6 +224,14 @@ def worst_decile(accuracies: Sequence[float]) -> float:
     """The mean over the tenth of clients that fare worst, at least one."""
     count = max(1, len(accuracies) // 10)
     return float(np.mean(sorted(accuracies)[:count]))
+
+
+def histogram(accuracies: Sequence[float]) -> list[int]:
+    """How many clients are in each part of 0 to 1; each has its lower end, the last one both."""
+    counts = [0] * BINS
+    for accuracy in accuracies:
+        counts[min(int(accuracy * BINS), BINS - 1)] += 1
+    return counts
 
 
 def density(layout: Layout, model: Model) -> float:

@@ -137,6 +137,8 @@ class Evaluated:
     """Prunable weights that are not zero, mean over all clients; None if nobody has its own."""
     local_mean: float | None = None
     """`personal_mean` over clients with a model of their own only, such as the one they sent."""
+    personal_histogram: Sequence[int] | None = None
+    """Clients by personal accuracy: how many are in each of 20 equal parts of 0 to 1."""
 
 
 @dataclass(frozen=True)

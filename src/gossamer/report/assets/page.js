@@ -1,0 +1,146 @@
+"use strict";
+// What is chosen on the page, and drawing it again whenever that, its width or its colours change.
+
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const CLASSES = 10;
+  const SHOWS = {
+    accuracy: ["rounds", "sent", "device_seconds", "flops"],
+    bits: ["sent", "ledger"],
+    scale: ["sent", "device_seconds", "flops"],
+    ledger: ["ledger"],
+    layer: ["layers"],
+  };
+  const PRINTED = { width: 330, whole: 680, height: 240, tall: 320 };
+
+  const hidden = new Set();
+  const chosen = { accuracy: data.accuracy, bits: "sent", scale: "auto", ledger: "bits", layer: "density" };
+  const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({ element, drawn: null }));
+
+  // A custom property may be a function of the colour scheme; only a real colour is resolved.
+  function resolve(name) {
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.style.color = `var(${name})`;
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  }
+
+  function theme() {
+    const several = (name, count) => Array.from({ length: count }, (_, at) => resolve(`--${name}-${at}`));
+    return {
+      ink: resolve("--ink"), faint: resolve("--faint"), line: resolve("--line"), paper: resolve("--paper"),
+      ground: resolve("--ground"), colours: several("colour", Charts.colours), classes: several("class", CLASSES),
+    };
+  }
+
+  let colours = theme();
+  let printing = false;
+
+  function draw(chart) {
+    const { element } = chart;
+    const name = element.dataset.chart;
+    const which = Number(element.dataset.which);
+    if (!element.closest("details").open) {
+      chart.width = 0; // drawn when it is opened, whatever has changed by then
+      return;
+    }
+    const width = printing ? PRINTED[element.closest(".whole") ? "whole" : "width"] : element.clientWidth;
+    if (!width) return;
+    const view = { data, chosen, hidden, theme: colours, width };
+    const paper = printing ? PRINTED[element.classList.contains("tall") ? "tall" : "height"] : 0;
+    const height = Charts.heights[name] ? Charts.heights[name](view) : paper;
+    element.style.height = height ? `${height}px` : "";
+    if (!chart.drawn) {
+      const renderer = Charts.many(view, name, which) ? "canvas" : "svg";
+      chart.drawn = echarts.init(element, null, { renderer, devicePixelRatio: 2 });
+    }
+    chart.width = width;
+    chart.drawn.resize({ width, height: element.clientHeight });
+    chart.drawn.setOption(Charts.options[name](view, which), { notMerge: true });
+    if (printing) chart.drawn.getZr().flush();
+  }
+
+  const drawAll = () => charts.forEach(draw);
+
+  // runs ------------------------------------------------------------------------------------------
+
+  for (const button of document.querySelectorAll("[data-group]")) {
+    button.addEventListener("click", () => {
+      const place = Number(button.dataset.group);
+      if (!hidden.delete(place)) hidden.add(place);
+      button.setAttribute("aria-pressed", String(!hidden.has(place)));
+      drawAll();
+    });
+  }
+
+  // what is shown ---------------------------------------------------------------------------------
+
+  function show(name) {
+    for (const other of document.querySelectorAll(`[data-choice="${name}"]`)) {
+      other.setAttribute("aria-pressed", String(other.value === chosen[name]));
+    }
+  }
+
+  for (const button of document.querySelectorAll("[data-choice]")) {
+    button.addEventListener("click", () => {
+      chosen[button.dataset.choice] = button.value;
+      show(button.dataset.choice);
+      charts.filter((chart) => SHOWS[button.dataset.choice].includes(chart.element.dataset.chart)).forEach(draw);
+    });
+  }
+  if (Charts.wide({ data, chosen, hidden })) chosen.ledger = "share";
+  Object.keys(chosen).forEach(show);
+
+  // colours ---------------------------------------------------------------------------------------
+
+  function paint(scheme) {
+    if (scheme) root.dataset.theme = scheme;
+    else delete root.dataset.theme;
+    colours = theme();
+    drawAll();
+  }
+
+  document.getElementById("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
+    paint(dark ? "light" : "dark");
+  });
+  system.addEventListener("change", () => paint(root.dataset.theme));
+
+  // size and paper --------------------------------------------------------------------------------
+
+  const watch = new ResizeObserver((entries) => {
+    if (printing) return;
+    for (const entry of entries) {
+      const chart = charts.find((each) => each.element === entry.target);
+      if (entry.contentRect.width && entry.contentRect.width !== chart.width) draw(chart);
+    }
+  });
+  charts.forEach((chart) => watch.observe(chart.element));
+
+  for (const section of document.querySelectorAll("section > details")) {
+    section.addEventListener("toggle", () => {
+      charts.filter((chart) => section.contains(chart.element) && !chart.width).forEach(draw);
+    });
+  }
+
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("details:not([open])")] };
+    before.closed.forEach((each) => { each.open = true; });
+    printing = true;
+    paint("light");
+  });
+  window.addEventListener("afterprint", () => {
+    if (!before) return;
+    printing = false;
+    before.closed.forEach((each) => { each.open = false; });
+    paint(before.theme);
+    before = null;
+  });
+
+  drawAll();
+  root.dataset.drawn = String(charts.filter((chart) => chart.drawn).length);
+})();

@@ -1,0 +1,198 @@
+"use strict";
+// What charts are made of: numbers in words, axes, lines with their bands, and what a pointer shows.
+
+const Parts = (() => {
+  const encode = echarts.format.encodeHTML;
+  const PREFIXES = ["", "k", "M", "G", "T", "P", "E"];
+  const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+
+  // numbers ---------------------------------------------------------------------------------------
+
+  const trim = (value, digits = 4) => String(Number(value.toPrecision(digits)));
+
+  function scaled(value, unit, digits = 4) {
+    let place = 0;
+    while (Math.abs(Number(value.toPrecision(digits))) >= 1000 && place < PREFIXES.length - 1) {
+      value /= 1000;
+      place += 1;
+    }
+    return `${trim(value, digits)} ${PREFIXES[place]}${unit}`;
+  }
+
+  const unit = (value) =>
+    value < 120 ? [1, "s"] : value < 7200 ? [60, "min"] : value < 172800 ? [3600, "h"] : [86400, "days"];
+
+  const seconds = (value, digits) => `${trim(value / unit(value)[0], digits)} ${unit(value)[1]}`;
+
+  const bits = (value, digits) => scaled(value, "bit", digits);
+  const operations = (value, digits) => scaled(value, "FLOP", digits);
+  const share = (value) => value.toFixed(4);
+  const round = (value) => `round ${value}`;
+
+  // parts -----------------------------------------------------------------------------------------
+
+  const visible = (view) =>
+    view.data.groups.map((group, place) => ({ ...group, place })).filter((group) => !view.hidden.has(group.place));
+
+  const COLOURS = 8;
+  const dash = (place) => ["solid", [7, 4], [2, 3]][Math.min(2, Math.floor(place / COLOURS))];
+  const colour = (view, place) => view.theme.colours[place % COLOURS];
+
+  const base = (view) => ({
+    animation: false,
+    backgroundColor: "transparent",
+    textStyle: { fontFamily: FONT, color: view.theme.ink },
+    grid: { left: 0, right: 18, top: 12, bottom: 0, outerBoundsMode: "same", outerBoundsContain: "all" },
+    tooltip: {
+      trigger: "axis",
+      confine: true,
+      transitionDuration: 0,
+      padding: [8, 12],
+      backgroundColor: view.theme.paper,
+      borderColor: view.theme.line,
+      textStyle: { color: view.theme.ink, fontSize: 12, fontFamily: FONT },
+      axisPointer: { type: "line", lineStyle: { color: view.theme.faint, type: "dashed" }, label: { show: false } },
+    },
+  });
+
+  const axis = (view, more) => ({
+    axisLine: { show: false, lineStyle: { color: view.theme.line } },
+    axisTick: { show: false },
+    axisLabel: { color: view.theme.faint, fontSize: 11, hideOverlap: true, ...more.axisLabel },
+    nameTextStyle: { color: view.theme.faint, fontSize: 11 },
+    nameLocation: "middle",
+    nameGap: 26,
+    splitLine: { show: true, lineStyle: { color: view.theme.line } },
+    minorSplitLine: { show: false },
+    ...Object.fromEntries(Object.entries(more).filter(([name]) => name !== "axisLabel")),
+  });
+
+  const dot = (paint) => `<span class="dot" style="background:${paint}"></span>`;
+
+  const told = (head, rows) =>
+    `<table class="told"><caption>${head}</caption>${rows
+      .map(([paint, name, text]) => `<tr><td>${dot(paint)}${encode(name)}</td><td>${text}</td></tr>`)
+      .join("")}</table>`;
+
+  /** The band of one standard deviation around a mean, as one polygon below its line. */
+  function band(view, group, points) {
+    const known = points.filter((point) => point[3] !== null && point[3] !== undefined);
+    if (known.length < 2) return [];
+    const rows = known.map((point) => [point[0], point[1] - point[3], point[1] + point[3]]);
+    return [{
+      type: "custom",
+      name: group.label,
+      silent: true,
+      clip: true,
+      z: 1,
+      tooltip: { show: false },
+      encode: { x: 0, y: [1, 2] },
+      data: rows,
+      renderItem: (params, api) => {
+        if (params.context.drawn) return undefined;
+        params.context.drawn = true;
+        const above = rows.map((row) => api.coord([row[0], row[2]]));
+        const below = rows.map((row) => api.coord([row[0], row[1]])).reverse();
+        return {
+          type: "polygon",
+          shape: { points: [...above, ...below] },
+          style: { fill: colour(view, group.place), opacity: 0.16 },
+        };
+      },
+    }];
+  }
+
+  /** Rows of x, y, round and spread, without gaps; on a logarithmic axis without zeros. */
+  function points(table, x, y, logarithmic) {
+    const spread = table[`${y}±`];
+    const rows = (table[y] || []).map((value, at) => [
+      (table[x] || [])[at], value, table.round[at], spread ? spread[at] : null,
+    ]);
+    return rows.filter(([where, value]) =>
+      where !== null && where !== undefined && value !== null && (!logarithmic || where > 0));
+  }
+
+  function line(view, group, rows, more = {}) {
+    const paint = colour(view, group.place);
+    return {
+      type: "line",
+      name: group.label,
+      data: rows,
+      z: 3,
+      showSymbol: rows.length <= 30,
+      symbol: "circle",
+      symbolSize: rows.length === 1 ? 8 : 5,
+      lineStyle: { width: 2, color: paint, type: dash(group.place) },
+      itemStyle: { color: paint },
+      emphasis: { disabled: true },
+      ...more,
+    };
+  }
+
+  /** How far a mean and its band reach. */
+  const ends = (row) => (row[3] ? [row[1] - row[3], row[1] + row[3]] : [row[1]]);
+
+  const withSpread = (row, text) => (row[3] ? `${text(row[1])} ± ${trim(row[3], 2)}` : text(row[1]));
+
+  /** Curves of all groups that are shown: one figure against rounds, bits, time or operations. */
+  function curves(view, wish) {
+    const groups = visible(view);
+    const found = groups.map((group) => [group, points(group[wish.table], wish.x, wish.y, wish.logarithmic)]);
+    const furthest = extent([0, ...found.flatMap(([, rows]) => rows.map((row) => row[0]))])[1];
+    const [size, name] = wish.unit ? wish.unit(furthest) : [1];
+    for (const [, rows] of found) for (const row of rows) row[0] /= size;
+    const label = (value) => {
+      if (wish.x === "round") return String(value);
+      return name ? `${trim(value)} ${name}` : wish.text(value, 3);
+    };
+    const heights = wish.range(found.flatMap(([, rows]) => rows.flatMap(ends)));
+    const option = base(view);
+    option.tooltip.formatter = (items) => {
+      const lines = items.filter((item) => item.seriesType === "line");
+      if (!lines.length) return "";
+      const where = lines[0].value;
+      const head = wish.x === "round" ? round(where[0]) : `${wish.text(where[0] * size)} · round ${where[2]}`;
+      return told(head, lines.map((item) => [item.color, item.seriesName, withSpread(item.value, wish.figure)]));
+    };
+    option.xAxis = axis(view, {
+      type: wish.logarithmic ? "log" : "value",
+      name: wish.name,
+      splitLine: { show: false },
+      splitNumber: view.width < 420 ? 3 : 5,
+      minInterval: wish.x === "round" ? 1 : undefined,
+      min: wish.logarithmic ? decade(found) : 0,
+      max: wish.logarithmic ? ({ max }) => max * 1.2 : "dataMax",
+      axisLabel: { showMaxLabel: wish.logarithmic ? false : undefined, formatter: label },
+      axisLine: { show: true, lineStyle: { color: view.theme.line } },
+    });
+    option.yAxis = axis(view, { type: "value", splitNumber: 5, ...heights });
+    option.series = found.flatMap(([group, rows]) => [...band(view, group, rows), line(view, group, rows)]);
+    return option;
+  }
+
+  /** The power of ten at or below the smallest of what is drawn. */
+  function decade(found) {
+    const all = found.flatMap(([, rows]) => rows.map((row) => row[0]));
+    return all.length ? 10 ** Math.floor(Math.log10(extent(all)[0]) + 1e-9) : undefined;
+  }
+
+  /** Round figures around what is there, within 0 to 1. */
+  function around(values) {
+    if (!values.length) return { min: 0, max: 1 };
+    const [least, most] = extent(values);
+    const interval = most - least > 0.5 ? 0.2 : most - least > 0.2 ? 0.1 : 0.05;
+    const down = Math.floor(least / interval + 1e-9) * interval;
+    const up = Math.ceil(most / interval - 1e-9) * interval;
+    return { min: Math.max(0, trim(down)), max: Math.min(1, trim(up)), interval };
+  }
+
+  const fromZero = (values) => ({ min: 0, max: values.length && extent(values)[1] > 0 ? undefined : 1 });
+
+  const extent = (values) =>
+    values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+
+  return {
+    encode, trim, unit, seconds, bits, operations, share, round, visible, COLOURS, colour, base,
+    axis, told, band, points, line, ends, withSpread, curves, around, fromZero, extent,
+  };
+})();

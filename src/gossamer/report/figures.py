@@ -1,0 +1,169 @@
+"""What runs came to: the figures of a table, and who is best at what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gossamer.report.curves import last, mean, spread
+from gossamer.report.groups import Group
+from gossamer.report.reading import Curve, Run
+
+ACCURACIES = {
+    "personal_mean": "personal models",
+    "global_accuracy": "global model",
+    "local_mean": "clients' own models",
+}
+"""Accuracies that can be looked at, with what has them."""
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group in the table: means over its runs, and their spread where there are several."""
+
+    group: Group
+    figures: Figures
+    spreads: Figures
+    best_at_its_price: bool
+    """It has come to its end, and no other on the same data and model is as accurate with as few
+    bits."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure in large letters."""
+
+    title: str
+    value: str
+    note: str
+
+
+def figures(run: Run, accuracy: str) -> dict[str, float | None]:
+    """The last figures of a run, and the best of an accuracy."""
+    own = last(run.curve("personal_density"))
+    up, down = last(run.curve("up")), last(run.curve("down"))
+    paper_up, paper_down = last(run.curve("paper_up")), last(run.curve("paper_down"))
+    at = best_round(run, accuracy)
+    return {
+        **{name: last(run.curve(name)) for name in ACCURACIES},
+        "worst": last(run.curve("personal_worst_decile")),
+        "accuracy": last(run.curve(accuracy)),
+        "best": None if at is None else run.curve(accuracy)[at],
+        "best_round": at,
+        "density": last(run.curve("density")) if own is None else own,
+        "up": up,
+        "down": down,
+        "sent": None if up is None or down is None else up + down,
+        "paper": None if paper_up is None or paper_down is None else paper_up + paper_down,
+        "flops": last(run.curve("flops")),
+        "device_seconds": last(run.curve("device_seconds")),
+        "rounds": run.done,
+    }
+
+
+def best_round(run: Run, accuracy: str) -> int | None:
+    """The earliest of the best: on validation data where a round was chosen by it.
+
+    Once clients have models of their own, evaluations from before do not count.
+    """
+    curve = run.curve(accuracy)
+    own = run.curve("personal_density")
+    rounds = [at for at in curve if at in own] or list(curve)
+    score: Curve = run.curve("valid_mean") or curve
+    rounds = [at for at in rounds if at in score]
+    return min(rounds, key=lambda at: (-score[at], at)) if rounds else None
+
+
+def main_accuracy(groups: Sequence[Group]) -> str:
+    """The accuracy to compare by: personal once any clients have models of their own."""
+    runs = [run for group in groups for run in group.runs]
+    own = any(run.curve("personal_density") for run in runs)
+    order = ("personal_mean", "global_accuracy") if own else ("global_accuracy", "personal_mean")
+    tested = [run for run in runs if any(run.curve(name) for name in order)]
+    for name in order:
+        if tested and all(run.curve(name) for run in tested):
+            return name
+    return order[0] if any(run.curve(order[0]) for run in runs) else order[1]
+
+
+def rows(groups: Sequence[Group], accuracy: str) -> list[Row]:
+    """The table of groups."""
+    found = []
+    for group in groups:
+        each = [figures(run, accuracy) for run in group.runs]
+        means = {name: mean(one[name] for one in each) for name in each[0]}
+        known = {name: [v for one in each if (v := one[name]) is not None] for name in each[0]}
+        found.append((group, means, {name: spread(values) for name, values in known.items()}))
+    return [
+        Row(group, means, spreads, _best(place, [(g, m) for g, m, _ in found]))
+        for place, (group, means, spreads) in enumerate(found)
+    ]
+
+
+def _best(place: int, groups: Sequence[tuple[Group, Figures]]) -> bool:
+    """Whether nothing comparable is better in accuracy or bits and no worse in the other."""
+    group, mine = groups[place]
+    accuracy, sent = mine["accuracy"], mine["sent"]
+    alike = [m for g, m in groups if _problem(g) == _problem(group)]
+    if accuracy is None or sent is None or len(alike) < 2 or not group.whole:
+        return False
+    for other in alike:
+        theirs, price = other["accuracy"], other["sent"]
+        if theirs is None or price is None or (theirs, price) == (accuracy, sent):
+            continue
+        if theirs >= accuracy and price <= sent:
+            return False
+    return True
+
+
+def _problem(group: Group) -> str:
+    """Data and model: only groups that have the same can be compared."""
+    data = group.first.started.get("data")
+    facts = data if isinstance(data, dict) else {}
+    what = [facts.get(name) for name in ("name", "partition", "pool", "train")]
+    return repr([*what, group.first.started.get("parameters")])
+
+
+def cards(table: Sequence[Row], shown: Mapping[str, Callable[[float | None], str]]) -> list[Card]:
+    """The figures to see first: of the one group, or of the best of several.
+
+    Groups that are still going do not count among others: they have not spent all they will.
+    """
+    wanted = [
+        ("accuracy", "Accuracy", "Highest accuracy", max),
+        ("sent", "Sent", "Fewest bits sent", min),
+        ("density", "Density", "Lowest density", min),
+        ("flops", "Computed", "Fewest operations", min),
+    ]
+    found = []
+    for name, alone, several, choose in wanted:
+        ended = [row for row in table if row.group.whole] or table
+        known = [(value, row) for row in ended if (value := row.figures[name]) is not None]
+        if not known:
+            continue
+        best = choose(value for value, _ in known)
+        if len(table) == 1:
+            found.append(Card(alone, shown[name](best), _alone(name, table[0], shown)))
+            continue
+        text = shown[name](best)
+        winners = [row.group.label for value, row in known if shown[name](value) == text]
+        note = "all alike" if len(winners) == len(ended) > 1 else ", ".join(winners[:2])
+        most, last = max(known, key=lambda pair: pair[0])
+        if choose is min and best > 0 and most / best >= 1.05:
+            note += f" · {most / best:.3g} times less than {last.group.label}"
+        found.append(Card(several, text, note))
+    return found
+
+
+def _alone(name: str, row: Row, shown: Mapping[str, Callable[[float | None], str]]) -> str:
+    """What stands below the figure of a single group."""
+    figures = row.figures
+    if name == "sent":
+        return f"{shown['up'](figures['up'])} up, {shown['down'](figures['down'])} down"
+    if name == "accuracy" and figures["best"] is not None:
+        return f"last; best {shown['accuracy'](figures['best'])}"
+    if name == "flops" and figures["device_seconds"] is not None:
+        return f"{shown['device_seconds'](figures['device_seconds'])} on devices"
+    return {"density": "of prunable weights", "flops": "floating-point operations"}.get(name, "")

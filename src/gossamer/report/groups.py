@@ -1,0 +1,131 @@
+"""Runs of one configuration with several seeds belong together, under one name and colour."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.report.reading import Run
+
+APART = {
+    *("experiment.seed", "options.workers", "options.checkpoint_every"),
+    "options.on_client_error",
+}
+"""Settings in which runs of one group may differ: the seed, and what changes no result."""
+FACTS = ("name", "partition", "pool", "classes", "shape", "scale", "augment")
+"""Facts of a federation that do not depend on the seed."""
+LONGEST = 28
+"""Letters of a setting in a name."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its runs have come to their end."""
+        return all(run.finished for run in self.runs)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The runs by configuration, in the order of their first; the same seed twice stays apart."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        key, copy = _key(run), 0
+        while any(run.seed == other.seed for other in found.get((key, copy), ())):
+            copy += 1
+        found.setdefault((key, copy), []).append(run)
+    groups = [tuple(members) for members in found.values()]
+    return [Group(label, members) for label, members in zip(_labels(groups), groups, strict=True)]
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """All settings of a run by `table.name`; of the log where there is no configuration."""
+    tables = {name: value for name, value in run.config.items() if isinstance(value, dict)}
+    if not tables:
+        plan = run.started.get("settings")
+        data = run.started.get("data")
+        tables = {
+            "experiment": {"rounds": run.planned, "seed": run.seed},
+            "settings": plan if isinstance(plan, dict) else {},
+            "data": {name: data[name] for name in FACTS if name in data}
+            if isinstance(data, dict)
+            else {},
+        }
+    return {
+        f"{table}.{name}": value
+        for table, values in tables.items()
+        for name, value in values.items()
+    }
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Settings that all runs have and not all alike, with the value of each; seeds left out."""
+    each = [settings(run) for run in runs]
+    names = [name for name in each[0] if name not in APART and all(name in one for one in each)]
+    columns = {name: [one[name] for one in each] for name in names}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(_text(value) != _text(values[0]) for value in values)
+    }
+
+
+def _key(run: Run) -> str:
+    """Equal for runs that differ in nothing but the seed."""
+    known = {name: value for name, value in settings(run).items() if name not in APART}
+    return _text([run.method, run.started.get("parameters"), known])
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The method; with settings, or else the folder, where that is not enough to tell apart."""
+    firsts = [members[0] for members in groups]
+    labels = []
+    for run in firsts:
+        alike = [other for other in firsts if other.method == run.method]
+        place = alike.index(run)
+        words = [_word(name, values[place]) for name, values in differing(alike).items()]
+        usable = 0 < len(words) <= 3
+        labels.append(" · ".join([run.method, *words]) if usable else run.method)
+    for names in ([run.name for run in firsts], [run.folder for run in firsts]):
+        labels = [
+            label if labels.count(label) == 1 else f"{run.method} · {name}"
+            for label, run, name in zip(labels, firsts, names, strict=True)
+        ]
+    return labels
+
+
+def _word(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else _text(value)
+    if isinstance(value, str) and "/" in value:
+        text = Path(value).name
+    short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return f"{name.rpartition('.')[2].replace('_', ' ')} {short or '-'}"
+
+
+def _text(value: object) -> str:
+    """Equal for equal values: 1 and 1.0 are."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def common(groups: Sequence[Group], of: Sequence[str]) -> Mapping[str, Any]:
+    """Settings that all groups share, of those that are named."""
+    each = [settings(group.first) for group in groups]
+    return {
+        name: each[0][name]
+        for name in of
+        if each and all(name in one and one[name] == each[0][name] for one in each)
+    }

@@ -1,0 +1,307 @@
+"""Run folders as values: whatever can be read is, and what cannot is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gossamer.engine.events import SCHEMA
+
+Curve = dict[int, float]
+"""A figure by round."""
+
+Line = tuple[str, str, str]
+"""Of the ledger: direction, message, leaf."""
+
+EVALUATED = (
+    *("global_accuracy", "personal_mean", "personal_worst_decile", "personal_density"),
+    *("local_mean", "valid_mean"),
+)
+ROUND = ("up", "down", "paper_up", "paper_down", "flops", "device_seconds", "density")
+MOST_TEXT = 50_000
+"""Letters of a configuration that are shown."""
+MOST_NUMBER = 1e100
+"""Nothing is counted up to here, and squares of what is smaller are still numbers."""
+
+
+class NoRun(Exception):
+    """A folder that has nothing to show; its text says why."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """What one leaf of the ledger cost in all its messages."""
+
+    messages: int = 0
+    sent: float = 0.0
+    information: float = 0.0
+    paper: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as far as its folder tells of it."""
+
+    folder: str
+    started: Mapping[str, Any] = field(default_factory=dict)
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    """Of the server's masks, by name: curves of `density` and `mismatch`."""
+    ledger: Mapping[Line, Bits] = field(default_factory=dict)
+    histogram: Sequence[int] = ()
+    """Clients by personal accuracy, of the last evaluation that has it."""
+    failed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The configuration as it was written."""
+    notices: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder without what leads to it."""
+        return Path(self.folder).name or self.folder
+
+    @property
+    def method(self) -> str:
+        """By the log, else by the configuration, else the folder's name."""
+        known = self.started.get("method") or self.config.get("method")
+        return known.rpartition(":")[2] if isinstance(known, str) and known else self.name
+
+    @property
+    def seed(self) -> int | None:
+        known = self.started.get("seed", self.table("experiment").get("seed"))
+        return known if isinstance(known, int) else None
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds that were asked for."""
+        known = self.started.get("rounds", self.table("experiment").get("rounds"))
+        return known if isinstance(known, int) else None
+
+    @property
+    def done(self) -> int:
+        """The last round that the log tells of."""
+        return max((max(curve) for curve in self.curves.values() if curve), default=0)
+
+    @property
+    def command(self) -> str:
+        """What was typed, where that was kept: the first line of the configuration."""
+        first = self.text.partition("\n")[0]
+        return first[1:].strip() if first.startswith("#") else ""
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A table of the configuration, empty where there is none."""
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
+
+    def curve(self, name: str) -> Curve:
+        """A figure by round, empty where the log does not have it."""
+        return self.curves.get(name, {})
+
+
+def read_run(folder: Path) -> Run:
+    """What a folder has of a run; only a folder that has nothing of one is refused."""
+    shown = str(folder)
+    if not folder.is_dir():
+        raise NoRun(f"{shown} is no folder" if folder.exists() else f"there is no folder {shown}")
+    log, settings = folder / "events.jsonl", folder / "config.toml"
+    if not log.exists() and not settings.exists():
+        raise NoRun(f"{shown} is no run: it has neither events.jsonl nor config.toml")
+    notices: list[str] = []
+    text, config = _config(settings, notices)
+    gathered = _Gathered()
+    for number, event in _events(log, notices):
+        gathered.take(number, event)
+    if not gathered.known and not text:
+        raise NoRun(f"{shown} has nothing that can be shown: {'; '.join(notices)}")
+    run = Run(
+        folder=shown,
+        started=gathered.started,
+        finished=gathered.finished,
+        curves=gathered.curves,
+        layers=gathered.layers,
+        ledger={line: Bits(int(sums[0]), *sums[1:]) for line, sums in gathered.sums.items()},
+        histogram=gathered.histogram,
+        failed=gathered.failed,
+        config=config,
+        text=text,
+    )
+    told = [*notices, *gathered.notices(), *_state(run, gathered)]
+    return Run(**{**vars(run), "notices": tuple(f"{shown}: {text}" for text in told)})
+
+
+def number(value: object) -> float | None:
+    """A number that can be reckoned with, or None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < MOST_NUMBER else None  # false for what is not a number
+
+
+def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        notices.append("there is no config.toml; only what the log says of the settings is shown")
+        return "", {}
+    except OSError as problem:
+        notices.append(f"config.toml cannot be read: {problem.strerror}")
+        return "", {}
+    try:
+        return text[:MOST_TEXT], tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        notices.append(f"config.toml is not valid TOML ({problem}); it is shown as it is")
+        return text[:MOST_TEXT], {}
+
+
+def _events(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The events of a log up to the first line that is damaged, with their line numbers."""
+    try:
+        with path.open("rb") as file:
+            for count, line in enumerate(file, 1):
+                try:
+                    event = json.loads(line)
+                except (ValueError, RecursionError):
+                    if line.endswith(b"\n"):
+                        notices.append(f"line {count} of the log is damaged; it is shown up to it")
+                    else:
+                        notices.append("the log ends within a line; it is shown up to it")
+                    return
+                yield count, event if isinstance(event, dict) else {}
+    except FileNotFoundError:
+        notices.append("there is no log yet; only the configuration is shown")
+    except OSError as problem:
+        notices.append(f"the log cannot be read: {problem.strerror}")
+
+
+class _Gathered:
+    """What the events of a log have told so far."""
+
+    def __init__(self) -> None:
+        self.started: Mapping[str, Any] = {}
+        self.finished: Mapping[str, Any] = {}
+        self.curves: dict[str, Curve] = {}
+        self.layers: dict[str, dict[str, Curve]] = {}
+        self.sums: dict[Line, list[float]] = {}
+        self.histogram: Sequence[int] = ()
+        self.failed = 0
+        self.known = 0
+        self._unknown: dict[str, int] = {}
+        self._odd: list[int] = []
+        self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
+            "started": self._start,
+            "client-finished": self._client,
+            "client-failed": self._failure,
+            "round-finished": self._round,
+            "measured": self._measure,
+            "evaluated": self._evaluate,
+            "finished": self._finish,
+        }
+
+    def take(self, line: int, event: dict[str, Any]) -> None:
+        """Takes in one event; one that lacks what it should have is counted and left out."""
+        kind = event.get("event")
+        if not isinstance(kind, str):
+            self._odd.append(line)
+        elif kind not in self._kinds:
+            self._unknown[kind] = self._unknown.get(kind, 0) + 1
+        else:
+            try:
+                self._kinds[kind](event)
+                self.known += 1
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self._odd.append(line)
+
+    def notices(self) -> Iterator[str]:
+        """What was not understood."""
+        schema = self.started.get("schema")
+        if isinstance(schema, int) and schema > SCHEMA:
+            yield (
+                f"the log is of a newer version (schema {schema}, known is {SCHEMA}); "
+                "what is known of it is shown, and may mean something else by now"
+            )
+        if self._unknown:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in self._unknown.items())
+            yield f"events of unknown kinds are left out: {kinds[:200]}"
+        if self._odd:
+            first, count = self._odd[0], len(self._odd)
+            which = (
+                f"{count} lines, the first of them line {first}," if count > 1 else f"line {first}"
+            )
+            yield f"{which} of the log could not be understood"
+
+    def _start(self, event: dict[str, Any]) -> None:
+        if not self.started:
+            self.started = event
+
+    def _finish(self, event: dict[str, Any]) -> None:
+        self.finished = event
+
+    def _failure(self, event: dict[str, Any]) -> None:
+        _place(event)
+        self.failed += 1
+
+    def _round(self, event: dict[str, Any]) -> None:
+        self._put(event, ROUND)
+
+    def _evaluate(self, event: dict[str, Any]) -> None:
+        self._put(event, EVALUATED)
+        counts = event.get("personal_histogram")
+        if isinstance(counts, list) and counts:
+            if not all(isinstance(count, int) and count >= 0 for count in counts):
+                raise ValueError("a histogram has counts")
+            self.histogram = counts
+
+    def _measure(self, event: dict[str, Any]) -> None:
+        place = self._put(event, ("mismatch",))
+        if (density := number(event.get("density"))) is not None:
+            self.curves.setdefault("mask_density", {})[place] = density
+        if (apart := number(event.get("metrics", {}).get("client_mismatch"))) is not None:
+            self.curves.setdefault("client_mismatch", {})[place] = apart
+        for layer, figures in event.get("layers", {}).items():
+            for name in ("density", "mismatch"):
+                if (value := number(figures.get(name))) is not None:
+                    curves = self.layers.setdefault(str(layer), {})
+                    curves.setdefault(name, {})[place] = value
+
+    def _client(self, event: dict[str, Any]) -> None:
+        _place(event)
+        for entry in event.get("traffic", ()):
+            direction, message, leaf = entry["direction"], entry["message"], entry["leaf"]
+            if direction not in ("up", "down"):
+                raise ValueError("a message goes up or down")
+            sums = self.sums.setdefault((direction, str(message), str(leaf)), [0.0] * 4)
+            sums[0] += 1
+            for place, column in enumerate(("sent", "information", "paper"), 1):
+                sums[place] += number(entry[column]) or 0.0
+
+    def _put(self, event: dict[str, Any], names: Sequence[str]) -> int:
+        place = _place(event)
+        for name in names:
+            if (value := number(event.get(name))) is not None:
+                self.curves.setdefault(name, {})[place] = value
+        return place
+
+
+def _place(event: dict[str, Any]) -> int:
+    """The round of an event."""
+    found = event["round"]
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 10**9:
+        raise ValueError("a round is a whole number")
+    return found
+
+
+def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
+    """Whether the run is over."""
+    if not gathered.known:
+        yield "nothing is logged yet"
+    elif not run.finished:
+        of = f" of {run.planned}" if run.planned else ""
+        yield f"the run is at round {run.done}{of}: it is still going, or was stopped"
+    if run.failed:
+        replies = "1 reply was" if run.failed == 1 else f"{run.failed} replies were"
+        yield f"{replies} left out (`client-failed` in the log says why)"

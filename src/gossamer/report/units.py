@@ -1,0 +1,37 @@
+"""Numbers for people: bits, operations and times in units that suit them."""
+
+from __future__ import annotations
+
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def scaled(value: float, unit: str) -> str:
+    """Four digits and a prefix: 1234567 bits are 1.235 Mbit."""
+    for prefix in PREFIXES:
+        if float(f"{value:.4g}") < 1000 or prefix == PREFIXES[-1]:
+            return f"{value:.4g} {prefix}{unit}"
+        value /= 1000
+    return ""
+
+
+def bits(value: float | None) -> str:
+    return "–" if value is None else scaled(value, "bit")
+
+
+def operations(value: float | None) -> str:
+    return "–" if value is None else scaled(value, "FLOP")
+
+
+def seconds(value: float | None) -> str:
+    """Seconds below two minutes, minutes below two hours, then hours, then days."""
+    if value is None:
+        return "–"
+    for size, unit, limit in ((1, "s", 120), (60, "min", 7200), (3600, "h", 172800)):
+        if value < limit:
+            return f"{value / size:.4g} {unit}"
+    return f"{value / 86400:.4g} days"
+
+
+def share(value: float | None) -> str:
+    """Accuracies and densities, as everywhere in Gossamer: a part of one."""
+    return "–" if value is None else f"{value:.4f}"
