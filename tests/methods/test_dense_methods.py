@@ -32,7 +32,7 @@ from gossamer.methods.dense import Down, Local, Up
 from gossamer.wire import dump
 from helpers import Toy, batch_of, client_ctx, linear, mlp, normed, same, server_ctx
 
-# Oracle O5 of the FedSparse specification: one tensor of two weights, three clients.
+# Oracle O5 of the paper of FedSparse: one tensor of two weights, three clients.
 START = (1.0, -1.0)
 CLIENTS = ((1.2, -1.0), (0.9, -0.6), (1.2, -1.1))
 
@@ -58,9 +58,12 @@ def ctx() -> Ctx:
 
 
 def exchanges(
-    values: Sequence[Sequence[float]], sizes: Sequence[int] = (10, 20, 30)
+    values: Sequence[Sequence[float]],
+    start: Sequence[float] = START,
+    sizes: Sequence[int] = (10, 20, 30),
 ) -> list[Exchange[Down, Up]]:
-    down = Down({"w": vector(START[: len(values[0])])})
+    """Replies of clients that were sent `start` and came to `values`."""
+    down = Down({"w": vector(start[: len(values[0])])})
     return [
         Exchange(Client(id, size), down, Up({"w": vector(value)}))
         for id, (value, size) in enumerate(zip(values, sizes, strict=False))
@@ -96,7 +99,7 @@ def test_adam_of_fedsparse_takes_the_published_steps(ctx: Ctx, name: str) -> Non
     method = METHODS[name]
     state = method.merge(ctx, method.init(ctx), exchanges(CLIENTS))
     assert weights(state) == pytest.approx([1.0009999999, -0.9990000001], abs=5e-11)
-    state = method.merge(ctx, state, exchanges(CLIENTS))
+    state = method.merge(ctx, state, exchanges(CLIENTS, weights(state)))
     assert weights(state) == pytest.approx([1.0019997252, -0.9980002748], abs=5e-11)
     assert state.steps == 2
 
@@ -105,6 +108,17 @@ def test_adam_of_reddi_takes_the_published_step(ctx: Ctx) -> None:
     method = replace(METHODS["fedadam-reddi"], weighting="uniform")  # type: ignore[type-var]
     state = method.merge(ctx, method.init(ctx), exchanges(CLIENTS))
     assert weights(state) == pytest.approx([1.0090502831, -0.9909497169], abs=5e-11)
+
+
+def test_what_was_rounded_on_the_way_down_is_no_change(ctx: Ctx) -> None:
+    """Adam takes a whole step along any change, be it that of a last digit."""
+    method = METHODS["fedopt"]
+    state, rounded = method.init(ctx), (1.0004, -0.9996)
+    still = method.merge(ctx, state, exchanges([rounded] * 3, rounded))
+    assert weights(still) == list(START)
+    moved = [[there + 1e-5 for there in rounded]] * 3
+    after = method.merge(ctx, state, exchanges(moved, rounded))
+    assert after.first["w"].tolist() == pytest.approx([1e-6, 1e-6])
 
 
 def pseudo_gradients(ctx: Ctx, method: Any, optimiser: Callable[..., Any], **options: Any) -> None:
@@ -117,7 +131,7 @@ def pseudo_gradients(ctx: Ctx, method: Any, optimiser: Callable[..., Any], **opt
         mean = vector([sum(column) / 3 for column in zip(*values, strict=True)])
         parameter.grad = parameter.detach() - mean
         steps.step()
-        state = method.merge(ctx, state, exchanges(values))
+        state = method.merge(ctx, state, exchanges(values, weights(state)))
         torch.testing.assert_close(state.params["w"], parameter.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -149,11 +163,11 @@ def test_yogi_moves_its_second_moment_by_a_bounded_amount(ctx: Ctx) -> None:
     assert state.second["w"].tolist() == pytest.approx([second, second], rel=1e-12)
     moved = 0.01 * 0.1 * 0.1 / (second**0.5 + 1e-3)
     assert weights(state) == pytest.approx([1 + moved, -1 + moved], rel=1e-12)
-    still = method.merge(ctx, state, exchanges([weights(state)] * 3))
+    still = method.merge(ctx, state, exchanges([weights(state)] * 3, weights(state)))
     assert still.second["w"].tolist() == pytest.approx([second, second])  # no change, no decay
     large = fedopt.Server(state.params, state.first, {"w": vector([1.0, 1.0])}, 1)
     values = [[value + 0.1 for value in weights(state)]] * 3
-    shrunk = method.merge(ctx, large, exchanges(values))
+    shrunk = method.merge(ctx, large, exchanges(values, weights(state)))
     assert shrunk.second["w"].tolist() == pytest.approx([1 - 0.01 * square] * 2)
 
 

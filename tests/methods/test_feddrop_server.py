@@ -118,6 +118,20 @@ def test_a_weight_that_nobody_had_goes_on_by_momentum_alone() -> None:
     torch.testing.assert_close(after["0.weight"][mask], before["0.weight"][mask] + 1)
 
 
+@pytest.mark.parametrize("divisor", ["clients", "holders"])
+def test_what_was_rounded_on_the_way_down_is_no_change(divisor: Any) -> None:
+    """Adam takes a whole step along any change, be it that of a last digit."""
+    ctx, method = server_ctx(normed()), FedDrop(dropping=HALF, divisor=divisor)
+    state, exchanges = method.init(ctx), []
+    for id in range(3):
+        down = method.down(ctx, state, Client(id, 9))
+        rounded = {name: tensor.half().float() for name, tensor in down.params.items()}
+        exchanges.append(Exchange(Client(id, 9), replace(down, params=rounded), Up(rounded)))
+    assert not same(rounded, down.params)
+    found = method.merge(ctx, state, exchanges).params
+    assert all(torch.equal(found[n], state.params[n]) for n in ctx.task.layout.parameters)
+
+
 def test_a_reply_of_other_shapes_is_refused() -> None:
     ctx, method = server_ctx(mlp()), FedDrop(dropping=HALF)
     state = method.init(ctx)

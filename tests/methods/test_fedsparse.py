@@ -66,10 +66,11 @@ def tiny(relaxation: str) -> tuple[FedSparse, Work]:
 
 
 @pytest.mark.parametrize(
-    ("relaxation", "nll", "rest", "weights", "thresholds"),
+    ("relaxation", "gates", "nll", "rest", "weights", "thresholds"),
     [
         (
             "natural",
+            [0.5963319138, 0.7748021494],
             1.0703926694,
             1.5543129594 - 1.0703926694,
             [0.2120935963, 0.6003595689, -0.2734900301, -0.7800352013],
@@ -77,6 +78,7 @@ def tiny(relaxation: str) -> tuple[FedSparse, Work]:
         ),
         (
             "matched",
+            [0.0339812498, 0.1357968660],
             0.7230854423,
             1.3842596116 - 0.7230854423,
             [0.0095659545, 0.0263136800, -0.0346940947, -0.1051554990],
@@ -85,11 +87,18 @@ def tiny(relaxation: str) -> tuple[FedSparse, Work]:
     ],
 )
 def test_the_clients_gradients(
-    relaxation: str, nll: float, rest: float, weights: list[float], thresholds: list[float]
+    relaxation: str,
+    gates: list[float],
+    nll: float,
+    rest: float,
+    weights: list[float],
+    thresholds: list[float],
 ) -> None:
     """O4; the loss is formed in float32."""
     method, work = tiny(relaxation)
     found = gradients(method, work, batch_of(X.double(), Y), DRAWS)
+    opened = work.gated["weight"] / CLIENT
+    assert opened.T.flatten().tolist() == pytest.approx([*gates, *gates], abs=1e-9)
     assert float(found.loss) == pytest.approx(nll, rel=1e-6)
     term = gated.regulariser(method.gating, method.objective, work)
     assert float(term) == pytest.approx(rest, abs=2e-10)

@@ -16,10 +16,11 @@ from gossamer import Client, Ctx, Exchange, Result, Task, config, fields
 from gossamer.cost import paper_bits
 from gossamer.engine.client import train
 from gossamer.engine.events import ClientFailed, ClientFinished, Clock, Event
+from gossamer.methods import fedsparse
 from gossamer.methods.fedsparse import Down, FedSparse, Local, Up
 from gossamer.methods.gated import Work
 from gossamer.pricing import price
-from gossamer.wire import Mode, Schema, WireError, decode, dump, encode
+from gossamer.wire import Mode, Schema, WireError, decode, dump, encode, pack, unpack
 from helpers import Toy, client_ctx, mlp, server_ctx
 
 COLOUR, GREY = (3, 32, 32), (1, 28, 28)
@@ -155,6 +156,27 @@ def test_a_layer_without_any_group_left_still_travels() -> None:
     after = method.merge(server_ctx(task), state, [Exchange(Client(0, 9), found, again)])
     assert not after.params["0.weight"].any() and not after.params["5.weight"].any()
     assert not equal(after.params, state.params)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"linear_axis": "in"}, {"granularity": "weights", "temperature": 1e-6}],
+    ids=str,
+)
+def test_weights_travel_as_their_masks_have_them(settings: dict[str, object]) -> None:
+    """Whole slices, in the order of the tensor, however it is laid out; nothing, some, and all."""
+    method, task = toy(**settings), net()
+    groups, state = method.gating.groups(task.layout), method.init(server_ctx(task, round=0))
+    params = task.own(state.params)  # filters are laid out with their channels last
+    draw, names = gs.Key(3).generator(), groups.names
+    for share in (0.0, 0.5, 1.0):
+        kept = {n: torch.rand(a.shape, generator=draw) < share for n, a in state.alive.items()}
+        masks = groups.masks(groups.join(kept), {name: params[name].shape for name in names})
+        wanted = pack({name: params[name] for name in names}, masks)
+        found = fedsparse._values(groups, params, kept)
+        assert found.shapes == wanted.shapes and equal(found.values, wanted.values)
+        back = fedsparse._weights(server_ctx(task), groups, kept, found)
+        assert equal(back, unpack(wanted, masks))
 
 
 # what clients keep --------------------------------------------------------------------------------

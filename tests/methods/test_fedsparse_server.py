@@ -81,6 +81,12 @@ def test_a_step_of_the_server() -> None:
     assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
     assert found.alive["weight"].tolist() == [[True, True, False]]
     assert found.params["weight"][0, 2] == 0
+    # Without pruning the third has its weight, too.
+    method, task, state, exchanges = three(reduction="sum", prune_below=0.0)
+    found = method.merge(server_ctx(task), state, exchanges)
+    assert found.params["weight"][0].tolist() == pytest.approx(weights.tolist(), abs=2e-10)
+    shares = theta(method.gating, method.gating.groups(task.layout), found)
+    assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
 
 
 def test_weights_go_where_clients_with_open_gates_took_them() -> None:
@@ -143,6 +149,23 @@ def test_the_closed_step_takes_means_and_shares() -> None:
     groups = method.gating.groups(task.layout)
     shares = theta(method.gating, groups, found)
     assert shares.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=1e-9)
+
+
+def test_the_closed_step_of_the_published_clients() -> None:
+    """O5 with gates."""
+    method = toy(granularity="weights", gate_head="gated", theta0=0.99, server_step="closed")
+    weights, thresholds = vector(1.0, -1.0)[None], vector(0.9, 0.9)[None]
+    task = line(weights.tolist())
+    state = state_of(method, task, weights, thresholds)
+    clients = torch.tensor([[1.2, -1.0], [0.9, -0.6], [1.2, -1.1]], dtype=DOUBLE)
+    gates = torch.tensor([[1, 0], [1, 1], [0, 1]]).bool()
+    replies = [
+        answer(method, task, state, z[None], w[None]) for z, w in zip(gates, clients, strict=True)
+    ]
+    found = method.merge(server_ctx(task), state, replies)
+    assert found.params["weight"][0].tolist() == pytest.approx([1.05, -0.85], abs=1e-12)
+    shares = theta(method.gating, method.gating.groups(task.layout), found)
+    assert shares.tolist() == pytest.approx([2 / 3, 2 / 3], abs=1e-9)
 
 
 def test_the_closed_step_prunes_what_nobody_opens_and_never_is_certain() -> None:

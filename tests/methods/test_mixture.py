@@ -171,10 +171,20 @@ def test_models_take_the_published_step(ctx: Ctx) -> None:
     assert [each.steps for each in merged.moments] == [1, 1]
 
 
+def test_what_was_rounded_on_the_way_down_is_no_change(ctx: Ctx) -> None:
+    """A client that sends a model back as it came moves that model nowhere."""
+    method = Mixture(strength=1e3, server="ascent")
+    rounded = ((0.0004, -0.0004), (1.0004, 0.9996))
+    down = Down(tuple(map(pair, rounded)))
+    replies = [Exchange(Client(id, 9), down, Up(pair(value))) for id, value in enumerate(rounded)]
+    assert weights(method.merge(ctx, state(method), replies)) == [list(each) for each in MODELS]
+
+
 def test_clients_may_count_by_their_examples(ctx: Ctx) -> None:
     method = Mixture(components=1, weighting="samples")
     models = Server((pair(MODELS[0]),), ())
-    merged = method.merge(ctx, models, exchanges(CLIENTS))
+    replies = [replace(each, down=Down(models.models)) for each in exchanges(CLIENTS)]
+    merged = method.merge(ctx, models, replies)
     assert weights(merged)[0] == pytest.approx([(2 + 18 + 18) / 60, (1 + 24 + 15) / 60])
 
 

@@ -83,3 +83,12 @@ class Adaptive:
             first = first / (1 - self.beta1**steps)
             second = second / (1 - self.beta2**steps)
         return first / (second.sqrt() + self.eps)
+
+
+def unrounded(found: Params, sent: Params, kept: Params) -> Params:
+    """Replies as if nothing had been rounded on the way down, for tensors that the server `kept`.
+
+    A client starts from what it was `sent`. Where that is not quite what the server has, the
+    difference is nothing that the client found out, and Adam takes a whole step along any change.
+    """
+    return {name: found[name] + (tensor - sent[name]) for name, tensor in kept.items()}

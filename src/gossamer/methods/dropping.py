@@ -49,7 +49,7 @@ class Dropping:
             case "units":
                 rates = {name: self._rate(structure, name) for name in _apart(structure)}
             case _:
-                rates = dict(self._listed(structure))
+                rates = self._list(structure)
         counts = {name: _size(structure, name) for name in rates}
         dropped = {name: int(Fraction(repr(rate)) * counts[name]) for name, rate in rates.items()}
         return {name: counts[name] - drop for name, drop in dropped.items() if drop}
@@ -81,8 +81,17 @@ class Dropping:
         linear = structure.layout[name].kind == "linear"
         return self.linear_rate if linear else self.conv_rate
 
-    def _listed(self, structure: Structure) -> Iterator[tuple[str, float]]:
-        """Entries such as `conv1.out`, `fc1.in=0.5`."""
+    def _list(self, structure: Structure) -> dict[str, float]:
+        listed = list(self._entries(structure))
+        found = dict(listed)
+        if not listed:
+            raise ValueError("--axes names nothing; it is inputs, units, or a list as conv1.out")
+        if len(found) < len(listed):
+            raise ValueError(f"--axes {self.axes}: every layer has at most one .in and one .out")
+        return found
+
+    def _entries(self, structure: Structure) -> Iterator[tuple[str, float]]:
+        """Such as `conv1.out`, `fc1.in=0.5`."""
         for entry in filter(None, (part.strip() for part in self.axes.split(","))):
             place, _, text = entry.partition("=")
             layer, _, side = place.strip().rpartition(".")

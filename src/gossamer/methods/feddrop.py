@@ -29,7 +29,7 @@ from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.groups import Cut, trace
 from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive, Moments
+from gossamer.methods.adaptive import Adaptive, Moments, unrounded
 from gossamer.methods.dense import Up
 from gossamer.methods.dropping import Dropping
 from gossamer.optim import Training
@@ -171,8 +171,11 @@ class FedDrop:
     ) -> Iterator[tuple[Params, Masks, float]]:
         """Whole models with what each client has of them; `here` is told of the clients."""
         for exchange in exchanges:
-            small = merge.fitting(exchange.up.params, exchange.down.params)
+            sent = exchange.down.params
+            small = merge.fitting(exchange.up.params, sent)
             cut = self.dropping.cut(ctx.task, exchange.down.seed)
+            own = cut.take({name: state.params[name] for name in ctx.task.layout.parameters})
+            small = {**small, **unrounded(small, sent, own)}
             held = self._held(ctx, cut, small)
             here.append(exchange.client.id)
             share = merge.weight(exchange.client, self.weighting)

@@ -18,7 +18,7 @@ from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive, Moments, Optimizer
+from gossamer.methods.adaptive import Adaptive, Moments, Optimizer, unrounded
 from gossamer.methods.dense import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
 
@@ -61,7 +61,7 @@ class FedOpt:
         return Down(dense.shared(ctx, state.params, self.buffers))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        mean = dense.average(exchanges, self.weighting)
+        mean = dense.average((_counted(state, each) for each in exchanges), self.weighting)
         if not mean:
             return state
         changes = {name: mean[name] - state.params[name] for name in state.first}
@@ -95,6 +95,14 @@ class FedOpt:
             self.bias_correction,
             self.second_start,
         )
+
+
+def _counted(state: Server, exchange: Exchange[Down, Up]) -> Exchange[Down, Up]:
+    """An exchange in which a client that moved nothing has the very weights of the server."""
+    sent = exchange.down.params
+    found = merge.fitting(exchange.up.params, sent)
+    own = unrounded(found, sent, {name: state.params[name] for name in state.first})
+    return replace(exchange, up=Up({**found, **own}))
 
 
 def reddi(server: Optimizer, server_lr: float = 0.01) -> FedOpt:

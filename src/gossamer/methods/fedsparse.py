@@ -38,7 +38,7 @@ from gossamer.core import (
 )
 from gossamer.fields import option
 from gossamer.gates import Groups, Objective
-from gossamer.methods import gated
+from gossamer.methods import compacting, gated
 from gossamer.methods.gated import Gating, Work
 from gossamer.methods.gatekeeper import Gatekeeper, Heard, Server, theta
 from gossamer.methods.sparse import BatchNorm
@@ -119,7 +119,7 @@ class FedSparse:
         groups = self.gating.groups(ctx.task.layout)
         return Down(
             state.alive,
-            _values(ctx, groups, state.params, state.alive),
+            _values(groups, state.params, state.alive),
             pack(state.thresholds, state.alive),
             _dense(ctx, groups, state.params),
             self._buffers(ctx, state.params),
@@ -182,7 +182,7 @@ class FedSparse:
         opened, alive = groups.split(drawn), groups.split(work.start.alive)
         up = Up(
             {name: each[alive[name]] for name, each in opened.items()},
-            _values(ctx, groups, params, opened),
+            _values(groups, params, opened),
             _dense(ctx, groups, params),
             self._buffers(ctx, params),
         )
@@ -248,6 +248,14 @@ class FedSparse:
                 f"below {self.gatekeeper.prune_below:g}; use a larger --theta0, or a smaller "
                 "--prune-below"
             )
+        if self.gating.gate_bias:
+            try:
+                compacting.behind(ctx.task)
+            except ValueError as problem:
+                raise ValueError(
+                    f"--gate-bias must know which norms stand behind which filters, and {problem}; "
+                    "or leave out --gate-bias"
+                ) from problem
         if self.gating.gate_sample == "example" and ctx.task.layout.batch_norm:
             raise ValueError(
                 "--gate-sample example trains on one example at a time, which batch normalisation "
@@ -258,10 +266,41 @@ class FedSparse:
 # what travels -------------------------------------------------------------------------------------
 
 
-def _values(ctx: Ctx, groups: Groups, params: Params, kept: Masks) -> Packed:
-    """The weights of some groups, without the others."""
-    masks = _masks(ctx, groups, groups.join(kept))
-    return pack({name: params[name] for name in groups.names}, masks)
+def _values(groups: Groups, params: Params, kept: Masks) -> Packed:
+    """The weights of some groups, without the others.
+
+    As `pack` has them with a mask of all weights, in a tenth of the time: slices go as a whole.
+    """
+    values = {}
+    for name, axis in zip(groups.names, groups.axes, strict=True):
+        tensor, flags = params[name], kept[name]
+        if not bool(flags.all()):
+            tensor = tensor[:, flags] if axis == 1 else tensor[flags]
+        values[name] = tensor.flatten()
+    return Packed(values, {name: tuple(params[name].shape) for name in groups.names})
+
+
+def _weights(ctx: Ctx, groups: Groups, kept: Masks, packed: Packed) -> Params:
+    """The inverse, with zeros for the others; a `WireError` if there are too few or too many."""
+    found = {}
+    for name, axis, size in zip(groups.names, groups.axes, groups.weights, strict=True):
+        flags, values, shape = kept[name], packed.values[name], ctx.task.layout.leaves[name].shape
+        count = int(flags.sum())
+        if values.numel() != size * count or packed.shapes[name] != shape:
+            raise WireError(
+                f"{name} of shape {packed.shapes[name]} came with {values.numel()} values, but its "
+                f"gates leave {size * count} of {shape}"
+            )
+        if count == flags.numel():
+            found[name] = values.reshape(shape)
+            continue
+        found[name] = torch.zeros(shape, dtype=values.dtype)
+        if axis is None:
+            found[name].masked_scatter_(flags, values)
+        else:
+            sizes = [count if place == axis else each for place, each in enumerate(shape)]
+            found[name].index_copy_(axis, flags.nonzero().flatten(), values.view(sizes))
+    return found
 
 
 def _dense(ctx: Ctx, groups: Groups, params: Params) -> Params:
@@ -277,7 +316,7 @@ def _joined(
     ctx: Ctx, groups: Groups, kept: Masks, values: Packed, dense: Params, buffers: Params
 ) -> Params:
     """The whole model from its parts; statistics that did not travel are those of a fresh one."""
-    weights = unpack(values, _masks(ctx, groups, groups.join(kept)))
+    weights = _weights(ctx, groups, kept, values)
     whole = {**ctx.task.buffers(), **weights, **dense, **buffers}
     return {name: whole[name] for name in ctx.task.layout.names}
 
@@ -302,8 +341,7 @@ def _reply(ctx: Ctx, groups: Groups, down: Down, up: Up) -> tuple[Tensor, Params
     if kinds != {n: t.dtype for n, t in down.values.values.items()}:
         raise WireError("weights came back with other names or types than were sent")
     dense, buffers = merge.fitting(up.dense, down.dense), merge.fitting(up.buffers, down.buffers)
-    vector = groups.join(opened)
-    return vector, {**unpack(up.values, _masks(ctx, groups, vector)), **dense, **buffers}
+    return groups.join(opened), {**_weights(ctx, groups, opened, up.values), **dense, **buffers}
 
 
 def low() -> FedSparse:

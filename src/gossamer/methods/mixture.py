@@ -121,9 +121,12 @@ class Mixture:
         names = ctx.task.layout.parameters
         shares = [_Sum() for _ in state.models]
         total = 0.0
+        sent = state.models
         for exchange in exchanges:
-            found = merge.fitting(exchange.up.params, exchange.down.models[0])
-            apart = torch.stack([distance(found, each, names) for each in state.models])
+            # The same for all clients of a round, and perhaps rounded on the way.
+            sent = exchange.down.models
+            found = merge.fitting(exchange.up.params, sent[0])
+            apart = torch.stack([distance(found, each, names) for each in sent])
             weight = merge.weight(exchange.client, self.weighting)
             total += weight
             for share, chance in zip(
@@ -137,7 +140,7 @@ class Mixture:
                 continue
             models[number] = share.mean(old)
             if state.moments:
-                ascent = {name: by * share.away(name, old[name]) for name in names}
+                ascent = {name: by * share.away(name, sent[number][name]) for name in names}
                 stepped, moments[number] = self.adaptive.step(old, ascent, moments[number])
                 models[number] |= stepped
         return Server(tuple(models), tuple(moments))
