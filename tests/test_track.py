@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.engine.events import Clock, Evaluated, Event, Measured, RoundFinished
+from gossamer.engine.events import Clock, Evaluated, Event, Finished, Measured, RoundFinished
 from gossamer.track import Guarded, scalars, tracker
 
 CLOCK = Clock(0.0, 0.0)
@@ -71,3 +71,30 @@ def test_a_tracker_that_cannot_start_says_so(
     monkeypatch.setattr("gossamer.track.TRACKERS", {"broken": refuse})
     with pytest.raises(ValueError, match=r"--track broken cannot start: no server$"):
         tracker("broken", tmp_path, "run", print)
+
+
+def test_tensorboard_has_one_curve_of_a_run_that_repeats_rounds(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for rounds, accuracy in (((0, 1, 2, 3), 0.25), ((2, 3, 4), 0.5)):
+        board = tracker("tensorboard", tmp_path, "run", pytest.fail)
+        for number in rounds:
+            found = Evaluated(number, accuracy, 1.0, 0.5, 0.1, 0.25, 3, local_mean=0.75)
+            board.emit(found, CLOCK)
+            board.emit(Measured(number, 0.5, 0.125, {}, {}), CLOCK)
+        board.close()
+    finished = tracker("tensorboard", tmp_path, "run", pytest.fail)
+    finished.emit(Finished(4, {}, 1.0, ""), CLOCK)  # all there is of a run resumed after its end
+    finished.close()
+    log = EventAccumulator(str(tmp_path / "tensorboard"))
+    log.Reload()
+    curves = {
+        name: [(each.step, each.value) for each in log.Scalars(name)]
+        for name in log.Tags()["scalars"]
+    }
+    assert curves["accuracy/global"] == [(0, 0.25), (1, 0.25), (2, 0.5), (3, 0.5), (4, 0.5)]
+    assert curves.keys() == {
+        *("accuracy/global", "accuracy/personal_mean", "accuracy/personal_worst_decile"),
+        *("accuracy/local_mean", "loss/global", "density/global", "mismatch"),
+    }

@@ -49,21 +49,29 @@ def scalars(event: Event) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes event files that `tensorboard --logdir RUN` shows."""
+    """Writes event files that `tensorboard --logdir RUN` shows.
+
+    A run that resumes may repeat rounds: those of before are left out of the curves.
+    """
 
     def __init__(self, out: Path, name: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as missing:
             raise ImportError(_advice("tensorboard")) from missing
-        self._writer: Any = SummaryWriter(str(out / "tensorboard"))
+        self._open: Callable[..., Any] = SummaryWriter
+        self._folder = str(out / "tensorboard")
+        self._writer: Any = None
 
     def emit(self, event: Event, clock: Clock) -> None:
         for name, value in scalars(event).items():
+            if self._writer is None:
+                self._writer = self._open(self._folder, purge_step=_round(event))
             self._writer.add_scalar(name, value, _round(event), clock.time)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MLflow:

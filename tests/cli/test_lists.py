@@ -94,14 +94,6 @@ def test_help_lists_every_field_of_the_method(
         assert option in text
 
 
-def test_demo_compares_methods_and_writes_a_report(gossamer: Command) -> None:
-    found = gossamer("demo", "--rounds", "2")
-    assert found.code == 0
-    page = Path("runs/demo/report.html").read_text()
-    assert all(name in page for name in ("fedavg", "lg_fedavg", "spafl", "spdst", "jmwst"))
-    assert all(f'data-chart="{name}"' in page for name in ("rounds", "sent", "ledger", "layers"))
-
-
 def test_a_demo_too_short_for_its_methods_is_refused_in_a_sentence(gossamer: Command) -> None:
     found = gossamer("demo", "--rounds", "1")
     assert found.code == 2 and "use --rounds 2 or more" in found.err

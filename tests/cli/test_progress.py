@@ -96,10 +96,16 @@ def test_a_failure_tells_how_to_replay_it_where_that_is_possible() -> None:
     assert "replay" not in failure(ClientFailed(2, 7, "decode", "no", 0, 0), Path("a"))
 
 
-def test_the_demo_can_be_read_by_programs(gossamer: Command) -> None:
+def test_the_demo_compares_methods_writes_a_report_and_can_be_read_by_programs(
+    gossamer: Command,
+) -> None:
     found = gossamer("demo", "--rounds", "2", "--json")
+    names = ["fedavg", "spafl", "spdst", "fedsparse"]
     runs = found.json["runs"]
-    assert [run["method"] for run in runs] == ["fedavg", "lg_fedavg", "spafl", "spdst", "jmwst"]
+    assert found.code == 0 and [run["method"] for run in runs] == names
     assert all(0 < run["accuracy"]["personal_mean"] < 1 and run["rounds"] == 2 for run in runs)
+    assert [row["run"] for row in found.json["rows"]] == names
+    assert found.out.splitlines()[-2] == "report: runs/demo/report.html"
     page = Path(found.json["report"]).read_text()
-    assert "rounds 2," in page and "rounds 30" not in page
+    assert "rounds 2," in page and "rounds 30" not in page and all(name in page for name in names)
+    assert all(f'data-chart="{name}"' in page for name in ("rounds", "sent", "ledger", "layers"))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
     "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
+    "compare": ("gossamer.cli.compare:compare", "run methods on the same federation, side by side"),
+    "watch": ("gossamer.cli.watch:watch", "follow a run that is going in another process"),
     "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
     "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),
     "report": ("gossamer.cli.report:report", "show runs in one page that works offline"),
@@ -16,6 +18,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),
     "check": ("gossamer.cli.authors:check", "test a method of yours for conformance"),
     "cp": ("gossamer.cli.authors:cp", "copy a method to a file, to change it"),
+    "flower": ("gossamer.cli.flower:flower", "make a Flower project, or certificates for one"),
+    "serve": ("gossamer.cli.flower:serve", "run a Flower project on this machine's network"),
+    "join": ("gossamer.cli.flower:join", "take part in a federation that is served"),
     "demo": ("gossamer.cli.demo:demo", "compare methods on embedded real data"),
 }
 

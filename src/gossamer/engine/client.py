@@ -15,7 +15,7 @@ from gossamer.core import Batch, Ctx, Examples, Job, Key, Method, Result
 from gossamer.data.federation import Augment, Federation
 from gossamer.task import Task
 
-Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire"]
+Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
 AnyMethod = Method[Any, Any, Any, Any, Any]
 
 

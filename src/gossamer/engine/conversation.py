@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
-from gossamer import cost
-from gossamer.core import Client, Ctx, Exchange, Key, Missing, Result
+from gossamer.core import Client, Ctx, Exchange, Key
 from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
-from gossamer.engine.client import (
-    Abandoned,
-    AnyMethod,
-    ClientError,
-    Stage,
-    Trained,
-    client_ctx,
-    train,
-)
+from gossamer.engine.client import Abandoned, AnyMethod, ClientError
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected
 from gossamer.engine.options import Options, Stop
+from gossamer.engine.participant import (
+    Account,
+    Answer,
+    Ask,
+    Broke,
+    Done,
+    Lacks,
+    Participant,
+    one_line,
+    rows,
+)
 from gossamer.engine.store import Store
 from gossamer.task import Task
 from gossamer.wire import (
@@ -33,12 +35,10 @@ from gossamer.wire import (
     Detail,
     Mode,
     Schema,
-    UnknownMask,
     WireError,
     Written,
     choose,
     decode,
-    dump,
     held,
     whole,
     write,
@@ -59,10 +59,16 @@ class Reply:
     """The client's own, to say what is wrong with a reply; none is read with it."""
     data: bytes
     local: bytes | None
-    """What the client will keep, once its reply is accepted."""
+    """What the client will keep once its reply is accepted, or what stands for it."""
     event: ClientFinished | None
     failure: ClientFailed | None
     seconds: float
+    wasted: tuple[Entry, ...] = ()
+    """The ledger of a failure."""
+
+
+Talk: TypeAlias = Generator[Ask, Answer | None, Reply]
+"""A conversation as the server leads it; whoever drives it carries messages to the client."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +87,83 @@ class Conversations:
     accounting: Accounting
     network: Network | None
     dry: bool
+    run: str = ""
+    """A name by which clients tell this run from others."""
     expected: Expected = field(init=False)
+    participant: Participant = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expected", Expected(self.method))
+        participant = Participant(
+            self.method,
+            self.federation,
+            self.key,
+            self.rounds,
+            self.mode,
+            self.accounting,
+            self.detail,
+            self.options.flops_model,
+            self.stop.at_once,
+            self.dry,
+        )
+        object.__setattr__(self, "participant", participant)
 
     @property
     def detail(self) -> Detail:
         """Of the ledger: a row for each field of a message, or for each tensor."""
         return self.options.ledger
+
+    def talk(
+        self,
+        number: int,
+        client: Client,
+        down: Any,
+        charged: float = 1.0,
+        again: Callable[[], Any] | None = None,
+        before: Sequence[Entry] = (),
+    ) -> Talk:
+        """The server's side: yields what to send, is sent the answers, and returns the reply.
+
+        A failure becomes part of the reply, or is raised. A paper may charge what goes down to
+        clients that take no part: `charged` times. A client that asks for what it lacks is sent
+        what `again` returns; one that lacks only the mask which a message builds on is sent the
+        whole mask. A paper counts one message, the one that was understood. `before` is the ledger
+        of a conversation that came to nothing and is repeated by this one.
+        """
+        started = time.perf_counter()
+        entries = [replace(entry, paper=0.0) for entry in before]
+        sent, asked, complete = down, False, False
+        while True:
+            try:
+                schema = Schema.of(sent)
+                message = write(sent, schema, self.mode, detail=self.detail)
+            except Exception as cause:
+                failure = Broke("decode", one_line(cause), cause)
+                return self._failed(failure, number, client, sent, entries, started)
+            answer = yield Ask(number, client.id, schema, message.data)
+            assert answer is not None
+            match answer:
+                case Lacks("mask") if not complete:
+                    entries += [*self._rows(message, sent, 0.0), ASKED]
+                    sent, complete = whole(sent), True
+                case Lacks("state") if again is not None and not asked:
+                    # The message that was of no use is paid for, but no paper counts it.
+                    entries = [replace(entry, paper=0.0) for entry in entries]
+                    entries += [*self._rows(message, sent, 0.0), ASKED]
+                    sent, asked, complete = again(), True, False
+                case Done():
+                    received = answer.received
+                    if received is None:
+                        received = decode(message.data, schema, self.mode, held=held(sent))
+                    entries += [*self._rows(message, received, charged), *answer.account.up]
+                    event = self._finished(number, client, answer.account, entries)
+                    since = _since(started)
+                    data, kept = answer.data, answer.kept
+                    return Reply(client, received, answer.schema, data, kept, event, None, since)
+                case Lacks(failure=failure) | (Broke() as failure):
+                    if failure.sent:
+                        entries += self._rows(message, sent, charged)
+                    return self._failed(failure, number, client, sent, entries, started)
 
     def hold(
         self,
@@ -100,47 +174,26 @@ class Conversations:
         charged: float = 1.0,
         again: Callable[[], Any] | None = None,
     ) -> Reply:
-        """Sends, trains, receives; a failure becomes part of the reply, or is raised.
-
-        A paper may charge what goes down to clients that take no part: `charged` times. A client
-        that asks for what it lacks is sent what `again` returns.
-        """
+        """Both sides of a conversation, in this process."""
         if self.stop.at_once():
             raise Abandoned
-        started = time.perf_counter()
-        stage: list[Stage] = ["decode"]
-        local, received = None, down
-        entries: list[Entry] = []
-        try:
-            local = self.store.get(client.id)
-            received, entries = self._deliver(down, local, charged)
-            stage.append("data")
-            ctx = client_ctx(self.key, task, self.federation, client.id, number, self.rounds)
+        talk = self.talk(number, client, down, charged, again)
+        answer = None
+        while True:
             try:
-                done = self._train(ctx, received, local, stage)
-            except Missing:
-                if again is None:
-                    raise
-                # The message that was of no use is paid for, but no paper counts it.
-                entries = [replace(entry, paper=0.0) for entry in entries]
-                entries.append(ASKED)
-                received, more = self._deliver(again(), local, charged)
-                entries += more
-                done = self._train(ctx, received, local, stage)
-            stage.append("encode")
-            answer = Schema.of(done.result.up)
-            up = write(done.result.up, answer, self.mode, received, self.detail)
-            entries += self._entries("up", up, done.result.up, 1.0)
-            event = self._finished(ctx, client, done, entries)
-            stage.append("store")
-            kept = None if done.result.local is None else dump(done.result.local)
-        except Abandoned:
-            raise
-        except Exception as cause:
-            error = ClientError(stage[-1], number, client.id, cause)
-            failure = self._failed(error, client, received, local, entries)
-            return Reply(client, received, None, b"", None, None, failure, _since(started))
-        return Reply(client, received, answer, up.data, kept, event, None, _since(started))
+                ask = talk.send(answer)
+            except StopIteration as end:
+                reply: Reply = end.value
+                return reply
+            answer = self.participant.answer(task, ask, lambda: self.store.get(client.id))
+
+    def refusal(self, ctx: Ctx, state: Any, reply: Reply) -> str:
+        """Why a reply will not be merged, as far as that shows in reading it; empty if it will."""
+        if reply.failure is not None:
+            return f"{reply.failure.stage}: {reply.failure.reason}"
+        refused: dict[int, ClientFailed] = {}
+        list(_Exchanges(self.expected, self.mode, ctx, state, [reply], refused))
+        return refused[reply.client.id].reason if refused else ""
 
     def merge(
         self, ctx: Ctx, state: Any, replies: Sequence[Reply]
@@ -165,79 +218,22 @@ class Conversations:
                 self.store.put(reply.client.id, ctx.round, reply.local)
         return merged, list(refused.values())
 
-    def _train(self, ctx: Ctx, down: Any, local: Any, stage: list[Stage]) -> Trained:
-        return train(
-            self.method,
-            ctx,
-            down,
-            local,
-            augment=self.federation.augment,
-            abandoned=self.stop.at_once,
-            at=stage.append,
-            dry=self.dry,
-        )
-
-    def _deliver(self, down: Any, local: Any, charged: float) -> tuple[Any, list[Entry]]:
-        """What the client receives, and the rows of the ledger of all that was sent for it.
-
-        A client that lacks the mask which a message builds on asks, and is sent the whole mask; a
-        paper counts one message, the one that was understood.
-        """
-        schema = Schema.of(down)
-        first = write(down, schema, self.mode, detail=self.detail)
-        known = held(local) if schema.revises else {}
-        try:
-            received = decode(first.data, schema, self.mode, held=known)
-            return received, self._entries("down", first, received, charged)
-        except UnknownMask:
-            second = write(whole(down), schema, self.mode, detail=self.detail)
-            received = decode(second.data, schema, self.mode)
-            entries = self._entries("down", first, received, 0.0)
-            return received, [*entries, ASKED, *self._entries("down", second, received, charged)]
-
-    def _entries(
-        self, direction: Literal["up", "down"], message: Written, record: Any, charged: float
-    ) -> list[Entry]:
-        """A message's rows of the ledger."""
-        paper: dict[str, float] = {}
-        count = cost.paper_rows if self.detail == "field" else cost.paper_tensors
-        for leaf, bits in count(record, self.accounting):
-            paper[leaf] = paper.get(leaf, 0) + charged * bits
-        return [
-            Entry(
-                direction,
-                message.message,
-                row.leaf,
-                row.sent,
-                row.information,
-                paper.get(row.leaf, 0),
-            )
-            for row in message.rows
-        ]
+    def _rows(self, message: Written, record: Any, charged: float) -> list[Entry]:
+        """What was sent down, as rows of the ledger."""
+        return rows(message, record, "down", self.accounting, self.detail, charged)
 
     def _finished(
-        self, ctx: Ctx, client: Client, done: Trained, entries: Sequence[Entry]
+        self, number: int, client: Client, account: Account, entries: Sequence[Entry]
     ) -> ClientFinished:
-        result: Result[Any, Any] = done.result
-        layout = ctx.task.layout
-        densities = cost.densities(result.masks)
-        effort = cost.Effort(
-            layout,
-            densities,
-            done.examples,
-            done.steps,
-            done.per_epoch,
-            cost.densities(result.trained),
-        )
-        flops = round(cost.FLOPS[self.options.flops_model](effort))
         up, down = (_total(entries, direction) for direction in ("up", "down"))
+        flops = account.flops
         seconds = self.network.seconds(up[0], down[0], flops) if self.network else None
         return ClientFinished(
-            round=ctx.round,
+            round=number,
             client=client.id,
-            examples=done.examples,
-            steps=done.steps,
-            density=cost.density(layout, result.masks),
+            examples=account.examples,
+            steps=account.steps,
+            density=account.density,
             up=up[0],
             down=down[0],
             information_up=up[1],
@@ -246,29 +242,34 @@ class Conversations:
             paper_down=down[2],
             flops=flops,
             device_seconds=seconds,
-            metrics=dict(result.metrics),
-            traffic=entries,
+            metrics=account.metrics,
+            traffic=list(entries),
         )
 
     def _failed(
         self,
-        error: ClientError,
+        failure: Broke,
+        number: int,
         client: Client,
-        down: Any,
-        local: Any,
+        sent: Any,
         entries: Sequence[Entry],
-    ) -> ClientFailed:
+        started: float,
+    ) -> Reply:
         """Keeps what is needed to replay the client; raises unless failures are to be skipped."""
-        if error.stage != "decode":
-            seed = self.key.seed
-            capsule = replay.Capsule(error.round, self.rounds, seed, client.id, down, local)
-            replay.write(self.out / "rounds", capsule)
+        replayed = ""
+        if failure.capsule is not None:
+            replay.write(self.out / "rounds", failure.capsule)
             run = shlex.quote(str(self.out))
-            error.replay = f"gossamer replay {run} --round {error.round} --client {client.id}"
+            replayed = f"gossamer replay {run} --round {number} --client {client.id}"
         if self.options.on_client_error == "stop":
-            raise error from error.cause
+            cause = failure.cause or RuntimeError(failure.reason)
+            error = ClientError(failure.stage, number, client.id, cause)
+            error.replay = replayed
+            raise error from failure.cause
         bits, _, paper = _total(entries, "down")
-        return ClientFailed(error.round, client.id, error.stage, error.reason, bits, paper)
+        told = ClientFailed(number, client.id, failure.stage, failure.reason, bits, paper)
+        since = _since(started)
+        return Reply(client, sent, None, b"", None, None, told, since, tuple(entries))
 
 
 def _total(entries: Sequence[Entry], direction: str) -> tuple[int, float, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,6 +56,10 @@ class Figures:
     density: float | None
     own: bool = False
     """Whether the model is the client's own."""
+
+
+Elsewhere = Callable[[Ctx, Any, Sequence[int]], Mapping[int, Figures | None] | None]
+"""Asks clients that keep their states to themselves for their figures; see `Transport.figures`."""
 
 
 def mark(task: Task, model: Model, examples: Examples) -> Marks:
@@ -116,6 +120,7 @@ class Evaluator:
         federation: Federation,
         workers: Workers,
         options: Options,
+        elsewhere: Elsewhere = lambda ctx, state, clients: None,
     ) -> None:
         self._method = method
         self._federation = federation
@@ -124,6 +129,7 @@ class Evaluator:
         self._valid = options.select == "valid"
         static = getattr(method, "bn", "running") == "static"
         self._calibration = Calibration(federation, workers) if static else None
+        self._elsewhere = elsewhere
         self._examples = _Examples(federation)
         self._known: dict[int, _Known] = {}
         self._settled = True
@@ -163,9 +169,17 @@ class Evaluator:
         `bare` is the global model as the method has it, `shared` as it is tested.
         """
         keeps = set(store.clients())
+        told = self._elsewhere(ctx, state, sorted(keeps))
         found: dict[int, Figures] = {}
         apart = []
         for client in self._federation.pool:
+            if told is not None and client.id in keeps:
+                keeps.discard(client.id)
+                if client.id not in told:
+                    continue
+                if figures := told[client.id]:
+                    found[client.id] = figures
+                    continue
             chosen = self._federation.test_rows(client.id)
             if client.id in keeps or self._valid or chosen is None or marks is None:
                 apart.append(client.id)
@@ -188,6 +202,13 @@ class Evaluator:
             return listed
         common = density(ctx.task.layout, bare)
         return [replace(each, density=common) if each.density is None else each for each in listed]
+
+    def personal(self, ctx: Ctx, state: Any, client: int, local: Any) -> Figures | None:
+        """Figures of the model of a client that is here; None if it is the global one."""
+        model = self._method.model(ctx, state, local)
+        if _is_global(model, self._method.model(ctx, state, None)):
+            return None
+        return self._own(ctx.task, model, client)[0]
 
     def _own(self, task: Task, model: Model, client: int) -> tuple[Figures, bool | None]:
         """Figures of a client's own model, and whether it looks like the last one, if any.

@@ -34,6 +34,7 @@ from gossamer.engine.summary import (
     round_finished,
     run_started,
 )
+from gossamer.engine.transport import Threads, Transport, Visit
 from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
 from gossamer.task import Task
 from gossamer.wire import PLAIN, Mode, dump, fingerprint, load, record_types
@@ -57,11 +58,13 @@ def run(
     resume: bool = False,
     wire: Mode = PLAIN,
     dry: bool = False,
+    transport: Transport | None = None,
 ) -> Summary:
     """Trains a method on a federation for some rounds; the same call gives the same bits.
 
     With `out`, events and checkpoints are kept there, and `resume` continues from the newest
-    checkpoint as if nothing had happened. `wire` is how numbers travel.
+    checkpoint as if nothing had happened. `wire` is how numbers travel, `transport` by what means:
+    to threads of this process unless it is given.
     A dry run goes through everything but the training steps: see `gossamer.pricing`.
     """
     _check(method, federation, rounds, options)
@@ -86,6 +89,7 @@ def run(
             workers,
             wire,
             dry,
+            transport or Threads(workers),
         )
         stack.callback(engine.close)
         return engine.run(resume)
@@ -135,6 +139,7 @@ class _Engine:
         workers: Workers,
         wire: Mode,
         dry: bool,
+        transport: Transport,
     ) -> None:
         self.method = method
         self.task = task
@@ -150,6 +155,7 @@ class _Engine:
         self.workers = workers
         self.wire = wire
         self.dry = dry
+        self.transport = transport
         self.network = Network.parse(options.network) if options.network else None
         self.accounting: Accounting = getattr(method, "accounting", Accounting())
         self.types = record_types(method)
@@ -193,12 +199,15 @@ class _Engine:
             self.accounting,
             self.network,
             self.dry,
+            f"{self.name.rpartition(':')[2]}-{self.identity()}",
         )
-        self.evaluate = Evaluator(self.method, self.federation, self.workers, self.options)
+        asked = partial(self.transport.figures, self.conversations)
+        what = (self.method, self.federation, self.workers, self.options)
+        self.evaluate = Evaluator(*what, asked)
         self.before = self.progress.seconds
         if found is None:
-            what = (self.method, self.name, self.rounds, self.key.seed)
-            self.emit(run_started(*what, self.federation, self.task.layout))
+            run = (self.method, self.name, self.rounds, self.key.seed)
+            self.emit(run_started(*run, self.federation, self.task.layout))
             if self.shown.masks:
                 self.measure(Measures())
             self.assess()
@@ -283,22 +292,21 @@ class _Engine:
     # clients -----------------------------------------------------------------------------------
 
     def train(self, ctx: Ctx, cohort: Sequence[Client]) -> list[Reply]:
-        """Every client's reply, in the order of ids; the largest start first, to end together."""
-        downs = {client.id: self.method.down(ctx, self.state, client) for client in cohort}
-        by_size = sorted(cohort, key=lambda client: (-client.examples, client.id))
-
+        """Every client's reply, in the order of ids."""
         charged = 1.0
         if self.accounting.recipients == "all" and cohort:
             charged = len(self.federation.pool) / len(cohort)
-
         resend = getattr(self.method, "resend", None)
-
-        def one(task: Task, client: Client) -> Reply:
-            again = partial(resend, ctx, self.state, client) if resend else None
-            down = downs[client.id]
-            return self.conversations.hold(task, ctx.round, client, down, charged, again)
-
-        replies = self.workers.map(one, by_size)
+        visits = [
+            Visit(
+                client,
+                self.method.down(ctx, self.state, client),
+                charged,
+                partial(resend, ctx, self.state, client) if resend else None,
+            )
+            for client in cohort
+        ]
+        replies = self.transport.hold(self.conversations, ctx, self.state, visits)
         return sorted(replies, key=lambda reply: reply.client.id)
 
     # what surrounds it -------------------------------------------------------------------------
@@ -364,7 +372,7 @@ class _Engine:
         """A hash of the server's state and of every client's."""
         parts = [dump(self.state)]
         for id in self.store.clients():
-            parts += [str(id).encode(), self.store.raw(id) or b""]
+            parts += [str(id).encode(), self.transport.receipt(self.store.raw(id) or b"")]
         return fingerprint(*parts)
 
     def emit(self, event: Event, seconds: float = 0.0) -> None:

@@ -1,0 +1,178 @@
+"""A comparison's figures as a table in the terminal, as CSV and as LaTeX: those of the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.cli.parsing import table
+from gossamer.report import Run, units
+from gossamer.report.curves import mean, spread
+from gossamer.report.figures import Row, main_accuracy, rows
+from gossamer.report.groups import Group, grouped
+from gossamer.report.reading import number
+
+MARK = "*"
+"""Before the name of a row that is Pareto-best."""
+ACCURACIES = {"global_accuracy": "global", "personal_mean": "personal", "worst": "worst decile"}
+CSV_FIGURES = (
+    *("global_accuracy", "personal_mean", "worst", "local_mean", "best", "density"),
+    *("up", "down", "sent", "paper", "flops", "device_seconds", "seconds"),
+)
+_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPED |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+_ESCAPED |= {"±": r"$\pm$", "·": r"$\cdot$", "…": r"\dots{}", "–": "--"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The rows of a comparison, and the accuracy by which the best are found."""
+
+    rows: Sequence[Row]
+    accuracy: str
+
+    @property
+    def legend(self) -> str:
+        """What the mark means, and how figures are formed."""
+        kind = "personal" if self.accuracy == "personal_mean" else "global"
+        several = any(len(row.group.runs) > 1 for row in self.rows)
+        figures = "means over seeds ± one standard deviation; " if several else ""
+        return (
+            f"{figures}{MARK} Pareto-best: no other has as high a {kind} accuracy with as few bits"
+        )
+
+
+def results(runs: Sequence[Run]) -> Results:
+    """The figures of runs; seeds of one configuration are one row."""
+    groups = grouped(runs)
+    accuracy = main_accuracy(groups)
+    found = []
+    for row in rows(groups, accuracy):
+        took = [value for run in row.group.runs if (value := seconds(run)) is not None]
+        figures = {**row.figures, "seconds": mean(took)}
+        spreads = {**row.spreads, "seconds": spread(took)}
+        found.append(Row(row.group, figures, spreads, row.best_at_its_price))
+    return Results(found, accuracy)
+
+
+def seconds(run: Run) -> float | None:
+    """How long a finished run took, without the time that it lay still."""
+    clock = run.finished.get("clock")
+    return number(clock.get("seconds")) if isinstance(clock, dict) else None
+
+
+def text(found: Results) -> str:
+    """For a terminal."""
+    header, body = _cells(found)
+    return f"{table(body, header)}\n{found.legend}"
+
+
+def comma_separated(found: Results) -> str:
+    """One row a configuration, numbers in full: bits, floating-point operations and seconds."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    columns = [column for name in CSV_FIGURES for column in (name, f"{name}_std")]
+    writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", *columns])
+    for row in found.rows:
+        values = [v for n in CSV_FIGURES for v in (row.figures.get(n), row.spreads.get(n))]
+        writer.writerow(
+            [
+                *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
+                *(row.group.first.done, int(row.best_at_its_price)),
+                *("" if value is None else repr(value) for value in values),
+            ]
+        )
+    return stream.getvalue()
+
+
+def latex(found: Results) -> str:
+    """A `tabular` for \\input; it needs the package booktabs."""
+    header, body = _cells(found)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+        r"\toprule",
+        *(f"{' & '.join(map(_escaped, cells))} \\\\" for cells in [header]),
+        r"\midrule",
+        *(f"{' & '.join([_marked(first), *map(_escaped, rest)])} \\\\" for first, *rest in body),
+        r"\bottomrule",
+        r"\end{tabular}",
+        f"% {found.legend}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plain(found: Results) -> list[dict[str, Any]]:
+    """For programs."""
+    return [
+        {
+            "run": row.group.label,
+            "seeds": [run.seed for run in row.group.runs],
+            "pareto_best": row.best_at_its_price,
+            "mean": dict(row.figures),
+            "std": dict(row.spreads),
+        }
+        for row in found.rows
+    ]
+
+
+def _cells(found: Results) -> tuple[list[str], list[list[str]]]:
+    shown = [n for n in ACCURACIES if any(row.figures[n] is not None for row in found.rows)]
+    timed = any(row.figures["device_seconds"] is not None for row in found.rows)
+    factor, operations = _unit([row.figures["flops"] for row in found.rows])
+    most = max((row.figures["sent"] or 0.0 for row in found.rows), default=0.0)
+    header = ["run", *(ACCURACIES[name] for name in shown), "density"]
+    header += ["Mbit up", "Mbit down", "bits", operations, *(["device time"] * timed), "time"]
+    body = []
+    for row in found.rows:
+        figures = row.figures
+        sent = figures["sent"]
+        body.append(
+            [
+                f"{MARK if row.best_at_its_price else ' '} {row.group.label}",
+                *(_accuracy(row, name) for name in shown),
+                units.share(figures["density"]),
+                *(_digits(figures[name], 1e6) for name in ("up", "down")),
+                "–" if sent is None or not most else f"{100 * sent / most:.3g} %",
+                _digits(figures["flops"], factor),
+                *([units.seconds(figures["device_seconds"])] if timed else []),
+                units.seconds(figures["seconds"]),
+            ]
+        )
+    return header, body
+
+
+def _accuracy(row: Row, name: str) -> str:
+    value, apart = units.share(row.figures[name]), row.spreads[name]
+    return value if apart is None else f"{value} ± {apart:.2g}"
+
+
+def _digits(value: float | None, factor: float) -> str:
+    """Four digits without an exponent."""
+    if value is None:
+        return "–"
+    value /= factor
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _unit(values: Sequence[float | None]) -> tuple[float, str]:
+    """One unit for a column: that of its largest number."""
+    most = max((value for value in values if value is not None), default=0.0)
+    _, unit = units.scaled(most, "FLOP").split(" ")
+    return 1000.0 ** units.PREFIXES.index(unit.removesuffix("FLOP")), unit
+
+
+def _seeds(group: Group) -> list[str]:
+    return [str(run.seed) for run in group.runs]
+
+
+def _escaped(cell: str) -> str:
+    return "".join(_ESCAPED.get(letter, letter) for letter in cell)
+
+
+def _marked(label: str) -> str:
+    name = _escaped(label[2:])
+    return rf"\textbf{{{name}}}$^\ast$" if label.startswith(MARK) else name

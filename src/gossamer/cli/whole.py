@@ -1,0 +1,153 @@
+"""How several runs look while they go: one bar over all their rounds, one line for each run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from gossamer.cli.plans import Plan
+from gossamer.cli.progress import Figures, bits, failure
+from gossamer.engine import Summary
+from gossamer.engine.events import ClientFailed, Clock, Evaluated, Event, Sink
+from gossamer.engine.events import RoundFinished as Round
+
+LINES = 10
+"""Lines about a run, where there is no terminal."""
+
+
+class Whole:
+    """Progress of a comparison; on a terminal with rich it moves, else it is plain lines."""
+
+    def __init__(
+        self,
+        todo: Sequence[Plan],
+        left: Sequence[Plan],
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        console: Any = None,
+    ) -> None:
+        self.rounds = sum(plan.config.experiment.rounds for plan in todo)
+        waiting = sum(plan.config.experiment.rounds for plan in left)
+        self.done = self.rounds - waiting
+        """Rounds of runs that have ended."""
+        self._runs, self._ended = len(todo), len(todo) - len(left)
+        self._quiet = quiet
+        self._stream = stream or sys.stdout
+        self._began = time.monotonic()
+        self._computed = 0
+        self._bar: Any = None
+        self._progress: Any = None
+        self._text: Any = None
+        self._screen: Any = None
+        if not quiet and (console is not None or self._stream.isatty()):
+            self._open(console)
+
+    def _open(self, console: Any) -> None:
+        try:
+            from rich.console import Group
+            from rich.live import Live
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.text import Text
+        except ImportError:
+            return
+        self._text = Text(style="dim")
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:.0f} % · {task.fields[left]}"),
+        )
+        self._bar = self._progress.add_task("", total=self.rounds, completed=self.done, left="")
+        self._screen = Live(Group(self._progress, self._text), console=console)
+
+    def __enter__(self) -> Whole:
+        if self._screen:
+            self._screen.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._screen:
+            self._screen.stop()
+
+    def begin(self, plan: Plan) -> Sink:
+        """What follows a run."""
+        return _Follower(self, plan)
+
+    def end(self, plan: Plan, summary: Summary) -> None:
+        """A run has come to its end: a line that stays."""
+        self.done += plan.config.experiment.rounds
+        self._ended += 1
+        accuracy = summary.accuracy
+        figures = {"accuracy": accuracy["global"], "personal": accuracy["personal_mean"]}
+        own = accuracy["personal_density"]
+        told = [f"{name} {value:.4f}" for name, value in figures.items() if value is not None]
+        told += [
+            f"density {summary.density if own is None else own:.3g}",
+            f"{bits(summary.cost.up)} up, {bits(summary.cost.down)} down",
+            f"{summary.seconds:.1f} s",
+        ]
+        self.say(f"{plan.title} done ({self._ended}/{self._runs})  {'  '.join(told)}")
+
+    def see(self, plan: Plan, figures: Figures) -> None:
+        """A round of the run that is going is over."""
+        self._computed += 1
+        place = self.done + figures.round
+        *told, _ = figures.parts()
+        if self._screen:
+            title = f"{plan.title} ({self._ended + 1}/{self._runs})"
+            self._progress.update(
+                self._bar, completed=place, description=title, left=f"left {self._left(place)}"
+            )
+            self._text.plain = f"round {figures.round}/{figures.rounds} · {' · '.join(told)}"
+        elif figures.round % max(1, figures.rounds // LINES) == 0 < figures.rounds - figures.round:
+            share = 100 * place / self.rounds
+            self.say(
+                f"{share:3.0f} %  {plan.title}  round {figures.round}/{figures.rounds}  "
+                f"{'  '.join(told)}  left {self._left(place)}"
+            )
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """A line that stays."""
+        if self._screen:
+            self._screen.console.print(text, style=style, markup=False, highlight=False)
+        elif not self._quiet:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    def _left(self, place: int) -> str:
+        """The time that all remaining rounds will take at the pace since the beginning."""
+        passed = time.monotonic() - self._began
+        whole = round(passed / max(self._computed, 1) * (self.rounds - place))
+        hours, rest = divmod(whole, 3600)
+        minutes, seconds = divmod(rest, 60)
+        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class _Follower:
+    """The sink of one run."""
+
+    def __init__(self, whole: Whole, plan: Plan) -> None:
+        self._whole, self._plan = whole, plan
+        self._figures = Figures(plan.config.experiment.rounds)
+        self._pending = False
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        if self._pending and isinstance(event, Round):
+            self.close()
+        self._figures.see(event, clock)
+        match event:
+            case ClientFailed():
+                self._whole.say(failure(event, self._plan.folder), "yellow")
+            case Round():
+                self._pending = True
+            case Evaluated() if self._pending:
+                self.close()
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Tells of a round that was not evaluated."""
+        if self._pending:
+            self._pending = False
+            self._whole.see(self._plan, self._figures)

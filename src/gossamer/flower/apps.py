@@ -1,0 +1,188 @@
+"""Flower's ServerApp and ClientApp around a method; nothing but this file knows Flower.
+
+A letter is an ArrayRecord of two arrays of bytes. They are apart because Flower sends equal objects
+once: what goes to everybody is uploaded once, whatever stands in the heads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from gossamer import fields
+from gossamer.flower.letters import Letter
+from gossamer.flower.node import Node, Setup
+from gossamer.flower.post import Arrival, Parcel, Patience
+from gossamer.flower.server import serve
+from gossamer.wire import WireError
+
+RECORD, HEAD, BODY = "gossamer", "head", "body"
+STYPE = "gossamer/1"
+STALLED = 75
+"""Exit code of a client that outlived its round."""
+
+
+class Carriage:
+    """Flower's grid as a carrier."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> list[int]:
+        """Nodes that the SuperLink has heard of lately."""
+        return list(self._grid.get_node_ids())
+
+    def send(self, parcels: Sequence[Parcel]) -> list[str]:
+        """Pushes messages; those that the SuperLink did not take have no name."""
+        messages = [
+            Message(
+                enclosed(parcel.letter),
+                parcel.node,
+                parcel.purpose,
+                group_id=str(parcel.round),
+                ttl=parcel.seconds,
+            )
+            for parcel in parcels
+        ]
+        taken = {id for id in self._grid.push_messages(messages) if id}
+        names = [message.metadata.message_id for message in messages]
+        return [name if name in taken else "" for name in names]
+
+    def collect(self, ids: Sequence[str]) -> list[Arrival]:
+        """Pulls answers; one that is no letter is a reason."""
+        if not ids:
+            return []
+        found = []
+        for message in self._grid.pull_messages(list(ids)):
+            id = message.metadata.reply_to_message_id
+            if message.has_error():
+                reason = (message.error.reason or "no reason was given").strip().splitlines()[-1]
+                found.append(Arrival(id, None, f"error {message.error.code}: {reason}"))
+                continue
+            try:
+                found.append(Arrival(id, unclosed(message.content)))
+            except WireError as problem:
+                found.append(Arrival(id, None, str(problem)))
+        return found
+
+
+def enclosed(letter: Letter) -> RecordDict:
+    """A letter as Flower carries it."""
+    head, body = letter.packed()
+    arrays = {name: _array(data) for name, data in ((HEAD, head), (BODY, body))}
+    return RecordDict({RECORD: ArrayRecord(arrays)})
+
+
+def unclosed(content: RecordDict) -> Letter:
+    """The letter in a message; whatever else it holds is a `WireError`."""
+    record = content.get(RECORD)
+    if not isinstance(record, ArrayRecord) or set(record) != {HEAD, BODY}:
+        raise WireError("the message holds no letter of Gossamer's")
+    if any(record[name].stype != STYPE for name in (HEAD, BODY)):
+        raise WireError(f"the letter is of another version than {STYPE}")
+    return Letter.opened(record[HEAD].data, record[BODY].data)
+
+
+def server_app(
+    build: Callable[[], Setup], out: Path | None = None, patience: Patience = Patience()
+) -> ServerApp:
+    """A ServerApp that runs what `build` makes; run-config may name `out` and any patience."""
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        told = {name.replace("-", "_"): value for name, value in context.run_config.items()}
+        folder = Path(str(told["out"])) if told.get("out") else out
+        if folder is None:
+            raise ValueError("name a folder for the run: --run-config 'out=\"/path/of/run\"'")
+        serve(Carriage(grid), build(), folder, asked(patience, told))
+
+    return app
+
+
+def client_app(
+    build: Callable[[], Setup],
+    folder: Path | None = None,
+    watchdog: bool = True,
+) -> ClientApp:
+    """A ClientApp for the clients that the node's config names, with their states on disk.
+
+    Node-config: `partition-id` and `num-partitions`, by which clients are dealt to nodes in turn,
+    and `state-dir`. A client that outlives its round would block its node for ever, so a watchdog
+    ends the process; leave it out where nodes share one.
+    """
+    app = ClientApp()
+    made = cache(build)
+    nodes: dict[tuple[Path, int, int], Node] = {}
+
+    def answer(message: Message, context: Context) -> Message:
+        letter = unclosed(message.content)
+        place, index, count = where(context.node_config, folder)
+        if (place, index, count) not in nodes:
+            setup = made()
+            clients = [client.id for client in setup.federation.pool if client.id % count == index]
+            nodes[place, index, count] = Node(setup, place, clients)
+        with _watched(letter.head.get("seconds") if watchdog else None):
+            found = nodes[place, index, count].answer(letter)
+        return Message(enclosed(found), reply_to=message)
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    app.query()(answer)
+    return app
+
+
+def where(config: dict[str, Any], folder: Path | None) -> tuple[Path, int, int]:
+    """Where a node keeps states, which share of the clients it has, and of how many shares."""
+    if "partition-id" not in config:
+        raise ValueError(
+            "the node does not know its clients; start it with "
+            "--node-config 'partition-id=0 num-partitions=1'"
+        )
+    index, count = int(config["partition-id"]), int(config.get("num-partitions", 1))
+    if not 0 <= index < count:
+        raise ValueError(f"partition-id is {index}, but there are {count} partitions from 0 up")
+    place = Path(str(config["state-dir"])) if "state-dir" in config else folder
+    if place is None:
+        raise ValueError(
+            'the node has no folder for what its clients keep; add state-dir="..." to its '
+            "--node-config"
+        )
+    return place / f"node-{index}", index, count
+
+
+def asked(patience: Patience, told: dict[str, Any]) -> Patience:
+    """The patience with what a run's configuration says of it."""
+    known = {item.name: item for item in fields.settings(patience)}
+    values = {name: fields.convert(known[name], told[name]) for name in known if name in told}
+    found = fields.replace(patience, values)
+    fields.check(found)
+    return found
+
+
+def _array(data: bytes) -> Array:
+    return Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
+
+
+@contextmanager
+def _watched(seconds: object) -> Iterator[None]:
+    """Ends the process if what is inside takes longer."""
+    if not isinstance(seconds, int | float) or seconds <= 0:
+        yield
+        return
+    timer = threading.Timer(seconds, os._exit, (STALLED,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,126 @@
+"""Flower's own commands with sane flags: TLS and authentication of nodes, unless asked otherwise.
+
+Every process has a home of its own, calls no home of Flower's makers, and installs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.flower import certs
+
+CONNECTION = "gossamer"
+"""The name of the connection to the SuperLink in Flower's configuration."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a SuperLink is, and how one talks to it."""
+
+    host: str
+    port: int
+    certificates: Path | None
+    """A folder made by `gossamer flower certs`; None is no encryption and no authentication."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For a closed network: nothing is reported, checked or installed."""
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+        "FLWR_HOME": str(home.resolve()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def configuration(link: Link) -> str:
+    """Flower's `config.toml`, by which `flwr` finds the SuperLink."""
+    how: Mapping[str, object] = {"insecure": True}
+    if link.certificates is not None:
+        how = {"root-certificates": str((link.certificates / certs.CA).resolve())}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in how.items()]
+    return "\n".join(
+        [
+            "[superlink]",
+            f'default = "{CONNECTION}"',
+            "",
+            f"[superlink.{CONNECTION}]",
+            f'address = "{link.address}"',
+            *lines,
+            "",
+        ]
+    )
+
+
+def superlink(link: Link, database: Path) -> list[str]:
+    """Starts a SuperLink whose nodes and keys survive it."""
+    command = [_program("flower-superlink"), "--host", link.host, "--port", str(link.port)]
+    command += ["--database", str(database.resolve())]
+    command.append("--disable-runtime-dependency-installation")
+    if link.certificates is None:
+        return [*command, "--insecure"]
+    folder = link.certificates.resolve()
+    return [
+        *command,
+        "--ssl-ca-certfile",
+        str(folder / certs.CA),
+        "--ssl-certfile",
+        str(folder / certs.SERVER),
+        "--ssl-keyfile",
+        str(folder / certs.SERVER_KEY),
+        "--enable-supernode-auth",
+    ]
+
+
+def register(public: Path) -> list[str]:
+    """Lets the node with this key take part."""
+    key = str(public.resolve())
+    return [_program("flwr"), "supernode", "register", key, CONNECTION, "--name", public.stem]
+
+
+def supernode(
+    link: Link, index: int, count: int, states: Path, port: int, wait: float = 60.0
+) -> list[str]:
+    """Starts a node for its share of the clients; `port` is its own, for its client processes.
+
+    It ends when it has not reached the SuperLink for `wait` seconds.
+    """
+    config = f'partition-id={index} num-partitions={count} state-dir="{states.resolve()}"'
+    command = [_program("flower-supernode"), "--superlink", link.address]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", config]
+    command += ["--max-wait-time", f"{wait:g}"]
+    if link.certificates is None:
+        return [*command, "--insecure"]
+    folder = link.certificates.resolve()
+    return [
+        *command,
+        "--root-certificates",
+        str(folder / certs.CA),
+        "--auth-supernode-private-key",
+        str(certs.node_key(folder, index)),
+    ]
+
+
+def run(project: Path) -> list[str]:
+    """Submits a project and follows its log."""
+    return [_program("flwr"), "run", str(project.resolve()), CONNECTION, "--stream"]
+
+
+def _program(name: str) -> str:
+    """A program of the environment that this process runs in."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name

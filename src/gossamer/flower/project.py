@@ -1,0 +1,92 @@
+"""A project that `flwr run` accepts: the configuration of a run, and two apps of two lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from gossamer import fields
+from gossamer.config import Config
+from gossamer.engine.checkpoint import write_atomically
+from gossamer.flower.post import Patience
+
+PACKAGE = "gossamer_app"
+CONFIG = "config.toml"
+FLOWER = "1.41.0"
+"""The version of Flower that projects are written for."""
+
+_APP = '''"""{title}; the run itself is described in {config}."""
+
+from pathlib import Path
+
+from gossamer.config import read
+from gossamer.flower.apps import {function}
+from gossamer.flower.server import set_up
+
+app = {function}(lambda: set_up(read(Path(__file__).with_name("{config}"))))
+'''
+
+_PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{method} by Gossamer"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>={flower},<2"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "gossamer"
+fab-format-version = 1
+flwr-version-target = "{flower}"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server:app"
+clientapp = "{package}.client:app"
+
+[tool.flwr.app.config]
+{settings}
+"""
+
+_LICENSE = """SPDX-License-Identifier: Apache-2.0
+
+Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""
+
+
+def write(folder: Path, config: Config, out: Path, patience: Patience = Patience()) -> list[Path]:
+    """Writes a project; an error if there is one already, so that none is overwritten."""
+    if (folder / "pyproject.toml").exists():
+        raise FileExistsError(f"{folder} already holds a project; choose another folder")
+    method = config.method.rpartition(":")[2]
+    name = re.sub(r"[^a-z0-9]+", "-", f"gossamer-{method}".lower()).strip("-")
+    settings = {"out": str(out.resolve())}
+    settings |= {fields.flag(item.name): item.default for item in fields.settings(patience)}
+    files = {
+        "pyproject.toml": _PROJECT.format(
+            name=name,
+            method=method,
+            package=PACKAGE,
+            flower=FLOWER,
+            settings="\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
+        ),
+        "LICENSE": _LICENSE,
+        f"{PACKAGE}/__init__.py": '"""Gossamer on Flower."""\n',
+        f"{PACKAGE}/server.py": _app("The server", "server_app"),
+        f"{PACKAGE}/client.py": _app("A client", "client_app"),
+        f"{PACKAGE}/{CONFIG}": config.toml(),
+    }
+    (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        write_atomically(folder / path, text.encode())
+    return [folder / path for path in files]
+
+
+def _app(title: str, function: str) -> str:
+    return _APP.format(title=title, function=function, config=CONFIG)

@@ -1,0 +1,136 @@
+"""Flower's ServerApp and ClientApp, with its own messages, give the bits of a simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import NODES, log_of, set_up, simulated
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'gossamer[flower]'")
+
+from flower_grid import InProcess
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from gossamer.engine import events
+from gossamer.flower.apps import asked, client_app, enclosed, server_app, unclosed, where
+from gossamer.flower.letters import Letter
+from gossamer.flower.node import Setup
+from gossamer.flower.post import Patience
+from gossamer.wire import WireError
+
+
+def flown(setup: Setup, folder: Path, change: Any = None, **run: Any) -> None:
+    """A whole run of both apps; everything that a message holds goes through Flower's encoding."""
+    app = client_app(lambda: setup, watchdog=False)
+    grid = InProcess(app, NODES, folder / "states", *([change] if change else []))
+    config = {"out": str(folder / "flown"), "poll": 0.001, "deadline": 30.0, **run}
+    context = Context(7, 1, {}, RecordDict(), config)
+    server_app(lambda: setup)(grid, context)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "spafl"])
+def test_flower_and_threads_give_equal_states_and_equal_logs(name: str, tmp_path: Path) -> None:
+    setup = set_up(name)
+    simulated(setup, tmp_path / "threads")
+    flown(setup, tmp_path)
+    assert log_of(tmp_path / "flown") == log_of(tmp_path / "threads")
+    assert "state_hash" in log_of(tmp_path / "flown")[-1]
+
+
+def test_messages_that_are_no_letters_cost_one_client_one_round(tmp_path: Path) -> None:
+    setup = set_up("fedavg", eval_every=0)
+    seen: list[int] = []
+
+    def change(message: Message, answer: Message) -> Message | None:
+        if message.metadata.message_type != "train" or message.metadata.group_id != "2":
+            return answer
+        seen.append(message.metadata.dst_node_id)
+        match len(seen):
+            case 1:
+                raise ValueError("the disk is full")
+            case 2:
+                return Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=message)
+            case 3:
+                return None
+        return answer
+
+    flown(setup, tmp_path, change, deadline=0.5)
+    log = events.read(tmp_path / "flown" / "events.jsonl")
+    failed = [event["reason"] for event in log if event["event"] == "client-failed"]
+    assert sorted(failed) == [
+        "error 2: ValueError: the disk is full",
+        "no answer within 0.5 s",
+        "the message holds no letter of Gossamer's",
+    ]
+    rounds = [event for event in log if event["event"] == "round-finished"]
+    assert [len(event["clients"]) for event in rounds] == [4, 1, 4]
+
+
+def test_a_letter_comes_out_of_a_message_as_it_went_in() -> None:
+    letter = Letter({"kind": "train", "round": 3}, bytes(range(256)))
+    assert unclosed(enclosed(letter)) == letter
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"gossamer": ConfigRecord({"head": b"{}"})}),
+        RecordDict({"gossamer": ArrayRecord()}),
+        RecordDict(
+            {
+                "gossamer": ArrayRecord(
+                    {n: Array("uint8", (2,), "numpy.ndarray", b"{}") for n in ("head", "body")}
+                )
+            }
+        ),
+        RecordDict(
+            {
+                "gossamer": ArrayRecord(
+                    {n: Array("uint8", (1,), "gossamer/1", b"[") for n in ("head", "body")}
+                )
+            }
+        ),
+    ],
+)
+def test_anything_else_in_a_message_is_refused(content: RecordDict) -> None:
+    with pytest.raises(WireError):
+        unclosed(content)
+
+
+def test_equal_bodies_are_one_object_to_flower() -> None:
+    one, other = (enclosed(Letter({"client": id}, b"x" * 1000)) for id in (1, 2))
+    bodies = {each["gossamer"]["body"].object_id for each in (one, other)}
+    assert len(bodies) == 1
+
+
+def test_a_node_must_say_which_clients_it_has_and_where_it_keeps_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not know its clients"):
+        where({}, tmp_path)
+    with pytest.raises(ValueError, match="partition-id is 4, but there are 4 partitions"):
+        where({"partition-id": 4, "num-partitions": 4}, tmp_path)
+    with pytest.raises(ValueError, match="no folder for what its clients keep"):
+        where({"partition-id": 0}, None)
+    found = where({"partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path)}, None)
+    assert found == (tmp_path / "node-1", 1, 4)
+
+
+def test_a_run_says_how_patient_its_server_is(tmp_path: Path) -> None:
+    found = asked(Patience(), {"deadline": 5, "min_replies": 2, "out": "x"})
+    assert (found.deadline, found.min_replies, found.gather) == (5.0, 2, Patience().gather)
+    with pytest.raises(ValueError, match="deadline"):
+        asked(Patience(), {"deadline": 0})
+    context = Context(7, 1, {}, RecordDict(), {})
+    with pytest.raises(ValueError, match="name a folder for the run"):
+        server_app(lambda: set_up("fedavg"))(None, context)  # type: ignore[arg-type]
+
+
+def test_heads_are_small(tmp_path: Path) -> None:
+    setup = set_up("fedavg", eval_every=0)
+    flown(setup, tmp_path)
+    text = (tmp_path / "flown" / "letters.jsonl").read_text()
+    tallies = [json.loads(line) for line in text.splitlines()]
+    assert all(tally["head"] / tally["letters"] < 800 for tally in tallies)

@@ -1,0 +1,226 @@
+"""Nodes fail: the round goes on, the reason is in the log, and who comes back is asked again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import Fault, Loopback, log_of, served, set_up, simulated
+
+from gossamer.engine import ClientError, events
+from gossamer.flower import letters
+from gossamer.flower.letters import Letter
+from gossamer.flower.node import Node
+from gossamer.flower.post import Arrival, Parcel
+from gossamer.flower.roll import Roll
+
+ROUND = 2
+
+
+def spoiled(change: Any) -> Fault:
+    """Client 3, or whoever else has the lowest id, answers something else in the second round."""
+    victims: list[int] = []
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Any:
+        if parcel.purpose != "train" or parcel.round != ROUND:
+            return answer or Letter({})
+        client = parcel.letter.head["client"]
+        victims[:] = victims or [client]
+        if client != victims[0]:
+            return answer or Letter({})
+        return change(answer)
+
+    return fault
+
+
+def head(answer: Letter | None, **changes: Any) -> Letter:
+    return Letter({}) if answer is None else replace(answer, head={**answer.head, **changes})
+
+
+def body(answer: Letter | None, data: bytes) -> Letter:
+    """Other bytes, of which the account is right."""
+    rows = [["header", 8 * len(data), 0, 0]]
+    return Letter({}) if answer is None else replace(head(answer, rows=rows), body=data)
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "reason"),
+    [
+        (lambda answer: None, "network", "no answer within 1 s"),
+        (lambda answer: "error 3: ValueError: out of data", "network", "out of data"),
+        (lambda answer: head(answer, round=1), "network", "the answer is for round 1, 2 was asked"),
+        (lambda answer: head(answer, run="other"), "network", "the answer is for run other"),
+        (lambda answer: head(answer, client=99), "network", "the answer is for client 99"),
+        (lambda answer: head(answer, kind="nonsense"), "network", "of no known kind"),
+        (lambda answer: head(answer, kept="../../etc"), "network", "has no fingerprint"),
+        (lambda answer: head(answer, flops=-1), "network", "-1 is no count"),
+        (lambda answer: head(answer, density=2.0), "network", "2.0 is no share"),
+        (lambda answer: head(answer, rows=[["all", 8.0, 0, 0]]), "network", "account is not that"),
+        (lambda answer: head(answer, rows=[["all", -1, 0, 0]]), "network", "no number of bits"),
+        (
+            lambda answer: head(answer, kind="broke", stage="step", reason="Oops: no"),
+            "step",
+            "Oops",
+        ),
+        (lambda answer: body(answer, b"garbage, garbage"), "wire", "WireError: the message is of"),
+        (lambda answer: body(answer, b""), "wire", "shorter than its header"),
+    ],
+)
+def test_a_fault_costs_one_client_one_round(
+    change: Any, stage: str, reason: str, tmp_path: Path
+) -> None:
+    setup = set_up("fedavg", rounds=3, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes", fault=spoiled(change))
+    summary = served(setup, loop, tmp_path / "served")
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    (failed,) = [event for event in log if event["event"] == "client-failed"]
+    assert (failed["round"], failed["stage"]) == (ROUND, stage) and reason in failed["reason"]
+    rounds = [event for event in log if event["event"] == "round-finished"]
+    assert [len(event["clients"]) for event in rounds] == [4, 3, 4]
+    assert rounds[1]["failed"] == [failed["client"]] and summary.failed == 1
+    journal = (tmp_path / "served" / "letters.jsonl").read_text().splitlines()
+    (told,) = [line for line in map(json.loads, journal) if "reason" in line]
+    assert told["client"] == failed["client"] and reason in told["reason"]
+
+
+def test_a_round_with_too_few_replies_is_repeated_for_those_that_failed(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=3)
+    simulated(setup, tmp_path / "threads")
+    silent = [2]
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
+        if parcel.purpose == "train" and parcel.round == ROUND and silent[0] and answer is None:
+            silent[0] -= 1
+            return None
+        return answer or Letter({})
+
+    loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
+    served(setup, loop, tmp_path / "served", min_replies=3)
+    trained = [p for p in loop.sent if p.purpose == "train" and p.round == ROUND]
+    assert len(trained) == 4 + 2
+    wanted, found = (
+        [json.loads(line) for line in log_of(tmp_path / name)] for name in ("threads", "served")
+    )
+    # What was sent in vain is in the ledger and nowhere else.
+    assert wanted[-1] == found[-1] and wanted[-1]["event"] == "finished"
+    for one, other in zip(wanted, found, strict=True):
+        if one["event"] == "client-finished":
+            assert other["down"] in (one["down"], 2 * one["down"])
+            assert other["paper_down"] == one["paper_down"] and other["up"] == one["up"]
+        if one["event"] == "evaluated":
+            assert other == one
+    down = {
+        name: [e for e in log if e["event"] == "round-finished"][-1]["down"]
+        for name, log in (("threads", wanted), ("served", found))
+    }
+    assert down["served"] > down["threads"]
+
+
+def test_a_run_without_enough_replies_is_given_up_and_can_be_resumed(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=3)
+    simulated(setup, tmp_path / "threads")
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    mute = [True]
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
+        silent = mute[0] and parcel.purpose == "train" and parcel.round == ROUND
+        return None if silent else answer or Letter({})
+
+    loop.fault = fault
+    with pytest.raises(ClientError, match=r"0 of 2 replies after 3 attempts .*--min-replies"):
+        served(setup, loop, tmp_path / "served", min_replies=2, attempts=3)
+    mute[0] = False
+    served(setup, loop, tmp_path / "served", min_replies=2)
+    assert log_of(tmp_path / "served") == log_of(tmp_path / "threads")
+
+
+def test_a_node_that_goes_away_is_missed_by_name_and_used_when_it_returns(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=3, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+
+    def leave(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.purpose == "train" and answer is not None:
+            loop.offline = {100} if parcel.round == 1 else set()
+        return answer or Letter({})
+
+    loop.fault = leave
+    served(setup, loop, tmp_path / "served", min_replies=0)
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    failed = [event for event in log if event["event"] == "client-failed"]
+    assert failed and {event["round"] for event in failed} == {ROUND}
+    for event in failed:
+        told = f"no node that is connected stands for client {event['client']}"
+        assert event["reason"] == told and event["stage"] == "network"
+        assert event["down"] == 0  # nothing was sent
+    assert len([e for e in log if e["event"] == "round-finished"][-1]["clients"]) == 4
+
+
+def test_a_client_that_moves_to_another_node_is_found_there(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=2, eval_every=0)
+    simulated(setup, tmp_path / "threads")
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    trained: list[int] = []
+
+    def move(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.purpose == "train" and answer is not None:
+            trained.append(parcel.node)
+            if len(trained) == 4:  # the first round is over
+                loop.nodes_by_id[200] = loop.nodes_by_id.pop(100)
+        return answer or Letter({})
+
+    loop.fault = move
+    served(setup, loop, tmp_path / "served")
+    assert log_of(tmp_path / "served") == log_of(tmp_path / "threads")
+    assert 200 in trained
+
+
+def test_nobody_takes_a_client_from_a_node_that_is_connected() -> None:
+    setup = set_up("fedavg")
+    roll = Roll.of(setup.federation.pool, setup.agreement())
+    for node, clients in ((7, [0, 1]), (5, [1, 2])):
+        sizes = {id: setup.federation.pool[id].examples for id in clients}
+        roll.enter(node, Arrival("", letters.here(letters.Here(sizes, setup.agreement()))))
+    assert [roll.node(id, [5, 7]) for id in (0, 1, 2, 3)] == [7, 7, 5, None]
+    assert [roll.node(id, [5]) for id in (0, 1, 2, 3)] == [None, 5, 5, None]
+    assert roll.present([5, 7]) == {0, 1, 2}
+    roll.enter(9, Arrival("", letters.here(letters.Here({3: 1}, setup.agreement()))))
+    assert roll.node(3, [9]) is None
+    assert roll.reason(3) == "node 9 is refused: client 3 has 1 examples, not 20"
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [({"rounds": 9}, "are not the server's"), ({"name": "fedprox"}, "are not the server's")],
+)
+def test_a_node_with_other_settings_is_refused_and_the_reason_is_told(
+    other: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    setup = set_up("fedavg", rounds=3, eval_every=0)
+    strange = set_up(**{"name": "fedavg", "rounds": 3, "eval_every": 0, **other})
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    loop.nodes_by_id[101] = Node(strange, tmp_path / "strange", [1, 5, 9])
+    with pytest.raises(TimeoutError, match=r"9 of 12 clients came within 5 s; missing: 1, 5, 9;"):
+        served(setup, loop, tmp_path / "served")
+    served(setup, loop, tmp_path / "served", min_present=9, min_replies=0)
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    failed = [event for event in log if event["event"] == "client-failed"]
+    assert failed and {event["client"] for event in failed} <= {1, 5, 9}
+    assert all(reason in event["reason"] for event in failed)
+
+
+def test_who_cannot_be_evaluated_is_left_out_of_the_figures(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=2)
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Any:
+        if parcel.purpose == "evaluate" and parcel.node == 101:
+            return None if answer is None else Letter({"kind": "measured", "figures": [[1, [7]]]})
+        return answer or Letter({})
+
+    loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
+    served(setup, loop, tmp_path / "served")
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    evaluated = [event["clients"] for event in log if event["event"] == "evaluated"]
+    assert evaluated[0] == 12 and evaluated[-1] < 12

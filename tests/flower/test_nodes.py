@@ -1,0 +1,156 @@
+"""A run whose clients are nodes has the bits of a simulation: server, clients, ledger, accuracy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import NODES, Loopback, log_of, node_clients, served, set_up, simulated
+
+from gossamer.engine import Stop, events
+from gossamer.flower.letters import Letter
+from gossamer.flower.node import Node
+from gossamer.flower.post import Parcel
+from gossamer.methods import METHODS
+from gossamer.wire import HEADER, Mode
+
+
+def equal(name: str, folder: Path, **how: Any) -> None:
+    setup = set_up(name, **how)
+    wanted = simulated(setup, folder / "threads")
+    found = served(setup, Loopback.of(setup, folder / "nodes"), folder / "served")
+    assert found.state_hash == wanted.state_hash
+    assert log_of(folder / "served") == log_of(folder / "threads")
+    assert found.accuracy == wanted.accuracy and found.cost == wanted.cost
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("fedavg", "f32"), ("spafl", "f32"), ("pffdst", "f16")],
+)
+def test_nodes_and_threads_give_equal_states_and_equal_logs(
+    name: str, mode: str, tmp_path: Path
+) -> None:
+    equal(name, tmp_path, mode=Mode.parse(mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_on_nodes_what_it_gives_in_threads(name: str, tmp_path: Path) -> None:
+    for mode in ("f32", "f16+zstd"):
+        equal(name, tmp_path / mode, rounds=6, mode=Mode.parse(mode))
+
+
+def test_a_schema_goes_along_once_to_each_node_and_again_when_it_asks(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=4, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+
+    def forget(parcel: Parcel, answer: Letter | None) -> Letter:
+        if answer is None and parcel.round == 3:
+            shutil.rmtree(tmp_path / "nodes", ignore_errors=True)
+        return answer or Letter({})
+
+    loop.fault = forget
+    served(setup, loop, tmp_path / "served")
+    trained = [parcel for parcel in loop.sent if parcel.purpose == "train"]
+    for node in loop.nodes():
+        mine = [parcel for parcel in trained if parcel.node == node and parcel.round < 3]
+        assert ["schema" in parcel.letter.head for parcel in mine] == [True] * sum(
+            parcel.round == mine[0].round for parcel in mine
+        ) + [False] * sum(parcel.round != mine[0].round for parcel in mine)
+    again = [parcel for parcel in trained if parcel.round == 3]
+    assert sum("schema" in parcel.letter.head for parcel in again) >= 4
+    assert len(again) > 4  # they asked
+    failed = [event for event in log_of(tmp_path / "served") if "client-failed" in event]
+    assert not failed
+
+
+def test_letters_are_tallied_beside_the_log_and_bodies_are_what_the_ledger_has(
+    tmp_path: Path,
+) -> None:
+    setup = set_up("fedavg", rounds=2, personal=False)
+    summary = served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
+    text = (tmp_path / "served" / "letters.jsonl").read_text()
+    tallies = [json.loads(line) for line in text.splitlines()]
+    assert [tally["round"] for tally in tallies] == [1, 2]
+    assert 8 * sum(tally["body"] for tally in tallies) == summary.cost.up + summary.cost.down
+    assert all(tally["letters"] == 8 and tally["head"] > 0 for tally in tallies)
+
+
+# a server that dies ------------------------------------------------------------------------------
+
+
+class Dies(Exception):
+    """The server is gone."""
+
+
+def test_a_server_that_dies_in_a_round_goes_on_with_clients_that_lived_on(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=4)
+    simulated(setup, tmp_path / "threads")
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    seen: list[int] = []
+
+    def die(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.purpose == "train" and answer is not None:
+            seen.append(parcel.round)
+            if seen.count(3) == 4:  # all have trained, and keep what the server never hears of
+                raise Dies
+        return answer or Letter({})
+
+    loop.fault = die
+    with pytest.raises(Dies):
+        served(setup, loop, tmp_path / "served")
+    served(setup, replace(loop, fault=Loopback.of(setup, tmp_path).fault), tmp_path / "served")
+    assert log_of(tmp_path / "served") == log_of(tmp_path / "threads")
+    for path in (tmp_path / "nodes").glob("node-*/*-*/*"):
+        assert len(list(path.glob("*.bin"))) <= 2
+
+
+def test_a_server_that_is_stopped_resumes_to_the_same_log(tmp_path: Path) -> None:
+    setup = set_up("spafl", personal=False)
+    simulated(setup, tmp_path / "threads")
+    loop, stop = Loopback.of(setup, tmp_path / "nodes"), Stop()
+
+    def ask(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.round == 2 and not stop.after_round():
+            stop.request()
+        return answer or Letter({})
+
+    loop.fault = ask
+    assert served(setup, loop, tmp_path / "served", stop).interrupted
+    assert not served(setup, loop, tmp_path / "served").interrupted
+    assert log_of(tmp_path / "served") == log_of(tmp_path / "threads")
+
+
+# clients that lose what they had -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nst", "pffdst", "prunefl"])
+def test_a_client_restarted_from_nothing_is_given_what_it_lacks(name: str, tmp_path: Path) -> None:
+    setup = set_up(name, rounds=4, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    lost: list[int] = []
+
+    def lose(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.round == 4 and not lost:
+            lost.append(parcel.node)
+            for node in loop.nodes():
+                folder = tmp_path / "new" / str(node)
+                clients = node_clients(setup, node - 100)
+                loop.nodes_by_id[node] = Node(setup, folder, clients)
+        return answer or Letter({})
+
+    loop.fault = lose
+    summary = served(setup, loop, tmp_path / "served")
+    assert summary.rounds == 4 and summary.failed == 0
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    done = [event for event in log if event["event"] == "client-finished" and event["round"] == 4]
+    asked = [row for event in done for row in event["traffic"] if row["message"] == "Missing"]
+    assert len(done) == NODES
+    assert all(row["sent"] == 8 * HEADER and row["direction"] == "up" for row in asked)
+    if name != "nst":
+        assert asked
