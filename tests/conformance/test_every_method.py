@@ -28,7 +28,14 @@ def test_the_names_left_out_are_others_for_the_same() -> None:
         assert fields.replace(METHODS[name], {"lambda0": 5e-6}) == METHODS["fedsparse"]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+OFTEN = [name for name in VARIANTS if not name.endswith(("-code", "-release", "-paper"))]
+"""Presets that do what released codes do are other settings of a method that is among these."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*OFTEN, *(pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS if n not in OFTEN)],
+)
 def test_the_method_keeps_every_promise(name: str) -> None:
     found = list(check(VARIANTS[name]))
     assert [finding for finding in found if not finding.ok] == []
