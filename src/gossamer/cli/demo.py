@@ -15,12 +15,12 @@ from gossamer.config import Config, Experiment
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "spafl": {"lr": 0.02, "alpha": 0.002},
+    "spafl": {"lr": 0.02, "alpha": 0.001},
     "spdst": {"density": 0.1, "momentum": 0.5, "probe_epochs": 5.0, "schedule": "constant"},
     # The paper's rates are for a thousand rounds.
-    "fedsparse": {"lambda0": 5e-5, "server_lr": 0.01, "threshold_lr": 0.01},
+    "fedsparse": {"lr": 0.05, "lambda0": 5e-5, "server_lr": 0.01, "threshold_lr": 0.01},
 }
-COMMON = {"clients": 8, "epochs": 2.0, "batch": 32, "lr": 0.05}
+COMMON = {"clients": 8, "epochs": 2.0, "batch": 32, "lr": 0.1}
 EXPERIMENT = Experiment(
     data="fmnist-mini", partition="dirichlet:0.3", pool=40, model="lenet5_caffe", rounds=30, seed=1
 )
