@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pair_cases import CLIENTS, START, Two, vector
 from torch import Tensor, nn
 
 from gossamer import (
@@ -31,25 +32,6 @@ from gossamer.methods import dense, fedavg, fedavgm, fedopt
 from gossamer.methods.dense import Down, Local, Up
 from gossamer.wire import dump
 from helpers import Toy, batch_of, client_ctx, linear, mlp, normed, same, server_ctx
-
-# Oracle O5 of the paper of FedSparse: one tensor of two weights, three clients.
-START = (1.0, -1.0)
-CLIENTS = ((1.2, -1.0), (0.9, -0.6), (1.2, -1.1))
-
-
-def vector(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-class Two(nn.Module):
-    """A module whose only tensor is the pair of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(vector(START))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.w
 
 
 @pytest.fixture

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from fedsparse_cases import equal, net, paper, pictures, pruned, sent, toy, trained
+from flash_cases import Heard
 from torch import Tensor
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, Result, Task, config, fields
 from gossamer.cost import paper_bits
 from gossamer.engine.client import train
-from gossamer.engine.events import ClientFailed, ClientFinished, Clock, Event
 from gossamer.methods import fedsparse
 from gossamer.methods.fedsparse import Down, FedSparse, Local, Up
 from gossamer.methods.gated import Work
@@ -290,26 +290,6 @@ class Lying(FedSparse):
         if self.silent:
             raise RuntimeError("nothing to say")
         return replace(done, up=list(LIES.values())[client](done.up))
-
-
-@dataclass
-class Heard:
-    """The events of a run that concern clients."""
-
-    finished: list[ClientFinished] = field(default_factory=list)
-    failed: list[ClientFailed] = field(default_factory=list)
-
-    def emit(self, event: Event, clock: Clock) -> None:
-        match event:
-            case ClientFinished():
-                self.finished.append(event)
-            case ClientFailed():
-                self.failed.append(event)
-            case _:
-                pass
-
-    def close(self) -> None:
-        pass
 
 
 def test_liars_are_refused_and_change_nothing() -> None:

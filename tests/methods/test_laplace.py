@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from pair_cases import CLIENTS, START, Two, vector
+from torch import nn
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, FedAvg, Key, Laplace, Params, Result, Task, Training
@@ -23,24 +24,6 @@ from gossamer.methods.laplace import Local, Up, median, received, shrink
 from gossamer.models import build
 from gossamer.wire import WireError, encode, pack
 from helpers import Toy, batch_of, client_ctx, mlp, normed, same, server_ctx
-
-START = (1.0, -1.0)
-CLIENTS = ((1.2, -1.0), (0.9, -0.6), (1.2, -1.1))
-
-
-def vector(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-class Two(nn.Module):
-    """A module whose only tensor is a pair of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(vector(START))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.w
 
 
 def two(criterion: Any = nn.functional.cross_entropy) -> Task:
