@@ -15,6 +15,7 @@ from gossamer.task import Task
 SIDE, CLASSES, POOL = 6, 3, 12
 SMALL = {
     "clients": 4,
+    "epochs": 2,
     "batch": 8,
     "first_rounds": 1,
     "first_batches": 1,
@@ -28,7 +29,7 @@ SMALL = {
 def small(method: AnyMethod) -> AnyMethod:
     """The method with few clients and small batches, if those are settings of it."""
     known = {setting.name: setting.default for setting in fields.settings(method)}
-    numbers = {name: known[name] for name in SMALL if isinstance(known.get(name), int)}
+    numbers = {name: known[name] for name in SMALL if isinstance(known.get(name), int | float)}
     return fields.replace(method, {name: min(numbers[name], SMALL[name]) for name in numbers})
 
 
