@@ -13,7 +13,7 @@ from gossamer.data.sources import SOURCES
 from gossamer.pricing import price
 
 PAPERS = Path(__file__).parents[1] / "papers"
-FILES = sorted(PAPERS.rglob("*.toml"))
+FILES = sorted(PAPERS.glob("*/*.toml"))
 SHAPES = {
     "mnist": (1, 28, 28),
     "fmnist": (1, 28, 28),

@@ -9,6 +9,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
     "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
     "compare": ("gossamer.cli.compare:compare", "run methods on the same federation, side by side"),
+    "paper": ("gossamer.cli.paper:paper", "run a table of a paper, published beside measured"),
     "watch": ("gossamer.cli.watch:watch", "follow a run that is going in another process"),
     "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
     "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from gossamer.cli.whole import Whole
 from gossamer.config import Experiment, read
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.checkpoint import write_atomically
-from gossamer.report import NoRun, Run, read_run, report
+from gossamer.report import NoRun, Report, Run, read_run, report
 from gossamer.wire import Mode
 
 LIST = "comparison.json"
 """In the folder of a comparison: its runs, in the order of the table."""
+SUFFIXES = {"csv": ".csv", "latex": ".tex"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Wanted:
     json: bool = False
     replace: bool = False
     """Runs with other settings, where these should be, begin anew instead of being refused."""
+    command: str = "gossamer compare"
+    what: str = "comparison"
+    keeps: bool = True
+    """Whether `again` goes on with the settings that are there, whatever they are."""
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -72,18 +77,24 @@ def compare(arguments: Sequence[str]) -> int:
 
 def perform(todo: Sequence[Plan], wanted: Wanted) -> int:
     """Runs what is not done yet, then shows all of it."""
+    return carry_out(todo, wanted) or _shown(todo, wanted)
+
+
+def carry_out(todo: Sequence[Plan], wanted: Wanted) -> int:
+    """Runs what is not done yet; 0 if all of it came to its end."""
     out = wanted.out
     with refusing():
         left = _ready(todo, wanted)
     if not wanted.quiet:
         done = f", {len(todo) - len(left)} of them done already" if len(left) < len(todo) else ""
-        say(f"comparison in {out}: {len(todo)} runs{done}")
+        runs = f"{len(todo)} runs" if len(todo) != 1 else "1 run"
+        say(f"{wanted.what} in {out}: {runs}{done}")
     stop = Stop()
     with Whole(todo, left, wanted.quiet) as whole, interrupts(stop):
         for plan in left:
             if code := _one(plan, whole, stop, wanted):
                 return code
-    return _shown(todo, wanted)
+    return 0
 
 
 def introduction(experiment: Experiment) -> str:
@@ -145,12 +156,13 @@ def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
         if not (differences := changed(plan.folder, plan.config)):
             continue
         if not wanted.replace:
+            these = f"`{wanted.again}` goes on with those, " if wanted.keeps else ""
             raise Refusal(
                 f"{plan.folder} is a run with other settings ({'; '.join(differences[:3])}); "
-                f"`{wanted.again}` goes on with those, another --out begins anew"
+                f"{these}another --out begins anew"
             )
         anew.append(plan)
-    left = [plan for plan in todo if plan in anew or not _run(plan).finished]
+    left = [plan for plan in todo if plan in anew or not run_of(plan).finished]
     first = {plan.folder.parent: plan for plan in reversed(left)}  # the first seed of each
     each_seed = {plan.config.experiment.seed: plan for plan in reversed(left)}
     for plan in {plan.folder: plan for plan in (*first.values(), *each_seed.values())}.values():
@@ -161,7 +173,7 @@ def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
             (plan.folder / "events.jsonl").unlink(missing_ok=True)
         if plan in anew or not (plan.folder / "config.toml").exists():
             plan.folder.mkdir(parents=True, exist_ok=True)
-            config = plan.config.toml(f"gossamer compare: {plan.title}")
+            config = plan.config.toml(f"{wanted.command}: {plan.title}")
             write_atomically(plan.folder / "config.toml", config.encode())
     names = [str(plan.folder.relative_to(wanted.out)) for plan in todo]
     write_atomically(wanted.out / LIST, json.dumps({"runs": names}, indent=1).encode())
@@ -213,29 +225,37 @@ def _one(plan: Plan, whole: Whole, stop: Stop, wanted: Wanted) -> int:
 def _shown(todo: Sequence[Plan], wanted: Wanted) -> int:
     """The table, the files beside it, and the page."""
     out = wanted.out
-    runs = [_run(plan) for plan in todo]
+    runs = [run_of(plan) for plan in todo]
     found = results(runs)
     if not wanted.quiet:
         say(text(found))
-    paths = {"csv": out / "comparison.csv", "latex": out / "comparison.tex"}
-    write_atomically(paths["csv"], comma_separated(found).encode())
-    write_atomically(paths["latex"], latex(found).encode())
     experiment = todo[0].config.experiment
     told = wanted.introduction or f"Compared on the same federation: {introduction(experiment)}."
+    folders = [plan.folder for plan in todo]
+    forms = {"csv": comma_separated(found), "latex": latex(found)}
+    files = filed(wanted, out / "comparison", forms, lambda: report(folders, wanted.title, told))
+    if wanted.json:
+        figures = {"out": str(out), **files, "rows": plain(found), "runs": list(map(_told, runs))}
+        print(json.dumps(events.plain(figures)), flush=True)
+    return 0
+
+
+def filed(
+    wanted: Wanted, stem: Path, forms: Mapping[str, str], page: Callable[[], Report]
+) -> dict[str, str]:
+    """Writes a table as CSV and LaTeX, and the page beside it; says and returns where they are."""
+    paths = {name: stem.with_suffix(SUFFIXES[name]) for name in forms}
+    for name, path in paths.items():
+        write_atomically(path, forms[name].encode())
     try:
-        page = report([plan.folder for plan in todo], wanted.title, told)
-        write(page, out / "report.html")
-        paths["report"] = out / "report.html"
+        write(page(), stem.with_name("report.html"))
+        paths["report"] = stem.with_name("report.html")
     except ImportError as problem:
         warn(str(problem))
     if not wanted.quiet:
         for name, path in paths.items():
             say(f"{name}: {path}")
-    if wanted.json:
-        files = {name: str(path) for name, path in paths.items()}
-        figures = {"out": str(out), **files, "rows": plain(found), "runs": list(map(_told, runs))}
-        print(json.dumps(events.plain(figures)), flush=True)
-    return 0
+    return {name: str(path) for name, path in paths.items()}
 
 
 def _told(run: Run) -> dict[str, Any]:
@@ -256,7 +276,7 @@ def _told(run: Run) -> dict[str, Any]:
     }
 
 
-def _run(plan: Plan) -> Run:
+def run_of(plan: Plan) -> Run:
     """What a folder has of a run, nothing if it is not there."""
     try:
         return read_run(plan.folder)

@@ -141,9 +141,19 @@ def plans(contenders: Sequence[Contender], options: argparse.Namespace, out: Pat
     ]
 
 
+def overridden(config: Config, wishes: Mapping[str, Any]) -> Config:
+    """A configuration with what is wished of it; what it has no setting for is left out."""
+    return Config(
+        absolute(config.method),
+        {**config.settings, **_given(find_method(config.method), wishes)},
+        anywhere(fields.replace(config.experiment, _given(Experiment(), wishes))),
+        fields.replace(config.options, _given(Options(), wishes)),
+    )
+
+
 def idle(contenders: Sequence[Contender], options: argparse.Namespace) -> Iterator[str]:
     """Settings that only some of the methods have, as sentences."""
-    shared = _shared()
+    shared = common_settings()
     for name in vars(options):
         free = [each for each in contenders if name not in each.own]
         known = [each.word for each in free if name in _settings(each)]
@@ -190,22 +200,16 @@ def _configured(
             raise ValueError(
                 f"{name} is the same for all in a comparison; say --{fields.flag(name)}"
             )
-        if name not in _settings(each) | _shared():
-            known = {**_settings(each), **_shared()}
+        if name not in _settings(each) | common_settings():
+            known = {**_settings(each), **common_settings()}
             raise ValueError(
                 f"no setting is called {name!r}{nearest(name, known)} "
                 f"`gossamer run {each.config.method} --help` lists them all"
             )
-    wishes = {**said, **each.own}
-    experiment, options = each.config.experiment, each.config.options
+    config = each.config
     if not each.file:
-        experiment, options = common
-    return Config(
-        absolute(each.config.method),
-        {**each.config.settings, **_given(each.method, wishes)},
-        anywhere(fields.replace(experiment, _given(Experiment(), wishes))),
-        fields.replace(options, _given(Options(), wishes)),
-    )
+        config = replace(config, experiment=common[0], options=common[1])
+    return overridden(config, {**said, **each.own})
 
 
 def _common(contenders: Sequence[Contender], said: Mapping[str, Any]) -> tuple[Experiment, Options]:
@@ -264,7 +268,7 @@ def _settings(each: Contender) -> dict[str, Setting]:
     return {item.name: item for item in fields.settings(each.method)}
 
 
-def _shared() -> dict[str, Setting]:
+def common_settings() -> dict[str, Setting]:
     """What is no setting of a method."""
     return {
         item.name: item for record in (Experiment(), Options()) for item in fields.settings(record)
@@ -272,7 +276,7 @@ def _shared() -> dict[str, Setting]:
 
 
 def _names(contenders: Sequence[Contender]) -> set[str]:
-    return set(_shared()).union(*map(_settings, contenders))
+    return set(common_settings()).union(*map(_settings, contenders))
 
 
 def _union(methods: Sequence[AnyMethod]) -> object:

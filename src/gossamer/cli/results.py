@@ -91,16 +91,30 @@ def comma_separated(found: Results) -> str:
 def latex(found: Results) -> str:
     """A `tabular` for \\input; it needs the package booktabs."""
     header, body = _cells(found)
+    names = [_marked(first) for first, *_ in body]
+    return tabular(header, names, [rest for _, *rest in body], [found.legend])
+
+
+def tabular(
+    header: Sequence[str],
+    names: Sequence[str],
+    body: Sequence[Sequence[str]],
+    below: Sequence[str],
+) -> str:
+    """Rows under a header, where names are LaTeX already, and comments below."""
     lines = [
         r"% needs \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
         r"\toprule",
-        *(f"{' & '.join(map(_escaped, cells))} \\\\" for cells in [header]),
+        f"{' & '.join(map(escaped, header))} \\\\",
         r"\midrule",
-        *(f"{' & '.join([_marked(first), *map(_escaped, rest)])} \\\\" for first, *rest in body),
+        *(
+            f"{' & '.join([name, *map(escaped, cells)])} \\\\"
+            for name, cells in zip(names, body, strict=True)
+        ),
         r"\bottomrule",
         r"\end{tabular}",
-        f"% {found.legend}",
+        *(f"% {line}" for line in below),
     ]
     return "\n".join(lines) + "\n"
 
@@ -169,10 +183,11 @@ def _seeds(group: Group) -> list[str]:
     return [str(run.seed) for run in group.runs]
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
+    """Text as LaTeX has it."""
     return "".join(_ESCAPED.get(letter, letter) for letter in cell)
 
 
 def _marked(label: str) -> str:
-    name = _escaped(label[2:])
+    name = escaped(label[2:])
     return rf"\textbf{{{name}}}$^\ast$" if label.startswith(MARK) else name
