@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import compact, masked, masks, scale, speed, thresholds, wire
+from benchmarks import compact, flower, letters, masked, masks, scale, speed, thresholds, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -17,6 +17,8 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "thresholds": thresholds.measure,
     "masked": masked.measure,
     "compact": compact.measure,
+    "flower": flower.measure,
+    "letters": letters.measure,
 }
 
 
@@ -24,6 +26,9 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     for name in sys.argv[1:] or BENCHMARKS:
         found = {"benchmark": name, "machine": machine(), **BENCHMARKS[name]()}
+        if "skipped" in found:
+            print(f"{name}: {found['skipped']}")
+            continue
         (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
         print(json.dumps(found, indent=2))
 

@@ -12,8 +12,7 @@ from gossamer import Options, Summary, engine
 from gossamer._tiny import Tiny, plain_task, small
 from gossamer.flower.letters import Letter
 from gossamer.flower.node import Node, Setup
-from gossamer.flower.post import Arrival, Parcel, Patience, Post
-from gossamer.flower.roll import Roll
+from gossamer.flower.post import Arrival, Parcel, Patience
 from gossamer.flower.server import serve
 from gossamer.methods import METHODS
 from gossamer.wire import PLAIN, Mode
@@ -58,6 +57,7 @@ class Loopback:
     offline: set[int] = field(default_factory=set)
     sent: list[Parcel] = field(default_factory=list)
     arrivals: dict[str, Arrival] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, setup: Setup, folder: Path, **more: Any) -> Loopback:
@@ -69,6 +69,9 @@ class Loopback:
 
     def nodes(self) -> list[int]:
         return [node for node in self.nodes_by_id if node not in self.offline]
+
+    def names(self) -> dict[int, str]:
+        return self.keys
 
     def send(self, parcels: Sequence[Parcel]) -> list[str]:
         names = []
@@ -117,10 +120,8 @@ def served(
 ) -> Summary:
     """A whole run over a carrier, with a clock that needs no waiting."""
     clock = Clock()
-    roll = Roll.of(setup.federation.pool, setup.agreement())
     wish = Patience(**{"deadline": 1.0, "gather": 5.0, "poll": 0.25, **patience})
-    post = Post(carrier, roll, wish, clock.now, clock.rest)
-    return serve(carrier, setup, out, stop=stop, post=post)
+    return serve(carrier, setup, out, wish, stop=stop, now=clock.now, rest=clock.rest)
 
 
 def log_of(out: Path) -> list[str]:

@@ -192,6 +192,35 @@ def test_nobody_takes_a_client_from_a_node_that_is_connected() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("node-1", ""),
+        ("node-2", "its key is that of node-2, which does not have client 1"),
+        ("node-4", "its key is registered as 'node-4', which is none of 4 nodes"),
+        ("", "its key is registered as '', which is none of 4 nodes"),
+    ],
+)
+def test_a_key_stands_for_its_own_clients_and_no_others(key: str, reason: str) -> None:
+    setup = set_up("fedavg")
+    roll = Roll.of(setup.federation.pool, setup.agreement())
+    sizes = {id: setup.federation.pool[id].examples for id in (1, 5)}
+    answer = Arrival("", letters.here(letters.Here(sizes, setup.agreement())))
+    roll.enter(7, answer, key, 4)
+    assert roll.present([7]) == (set() if reason else {1, 5})
+    assert reason in roll.reason(1)
+
+
+def test_keys_are_looked_up_when_the_roll_is_called(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=2, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    loop.keys = {100 + index: f"node-{index}" for index in range(4)}
+    assert served(setup, loop, tmp_path / "served", nodes=4).failed == 0
+    loop.keys[103] = "node-2"
+    with pytest.raises(TimeoutError, match="missing: 3, 7, 11;"):
+        served(setup, loop, tmp_path / "other", nodes=4)
+
+
+@pytest.mark.parametrize(
     ("other", "reason"),
     [({"rounds": 9}, "are not the server's"), ({"name": "fedprox"}, "are not the server's")],
 )

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +24,7 @@ from gossamer.engine.checkpoint import write_atomically
 from gossamer.flower import certs, commands, project
 from gossamer.flower.commands import Link
 from gossamer.flower.post import Patience
+from gossamer.flower.server import at_server, set_up
 
 READY = 120.0
 """Seconds in which a SuperLink must have started."""
@@ -63,11 +65,12 @@ def serve(arguments: Sequence[str]) -> int:
     write_atomically(home / "config.toml", commands.configuration(link).encode())
     environment = commands.environment(home)
     with _running(commands.superlink(link, home / "state.db"), environment) as process:
-        _await(link, process)
-        for key in sorted(link.certificates.glob("node-*.pub")) if link.certificates else []:
-            _register(key, home, environment)
+        await_link(link, process)
+        keys = sorted(link.certificates.glob("node-*.pub")) if link.certificates else []
+        for key in keys:
+            register(key, home, environment)
         say(f"the server listens at {link.address}; nodes may join")
-        subprocess.run(commands.run(folder), env=environment, check=False)
+        subprocess.run(commands.run(folder, len(keys)), env=environment, check=False)
     return 0 if _finished(folder) else 1
 
 
@@ -78,6 +81,11 @@ def join(arguments: Sequence[str]) -> int:
     parser.add_argument("--node", type=int, required=True, help="the number of this node, from 0")
     parser.add_argument("--nodes", type=int, required=True, help="how many nodes there are")
     parser.add_argument("--states", default="states", help="folder for what its clients keep")
+    parser.add_argument(
+        "--data",
+        default="",
+        help="of this node only, e.g. npz:own.npz, if the project has own data",
+    )
     parser.add_argument(
         "--wait", type=float, default=600.0, help="seconds to try to get in (default: 600)"
     )
@@ -99,18 +107,24 @@ def join(arguments: Sequence[str]) -> int:
     home.mkdir(parents=True, exist_ok=True)
     own = options.port or NODE_PORT + options.node
     patience = max(PATIENCE[0], min(options.wait, PATIENCE[1]))
-    command = commands.supernode(link, options.node, options.nodes, states, own, patience)
+    data = anywhere(replace(Experiment(), data=options.data)).data if options.data else ""
     until = time.monotonic() + options.wait
-    while True:
-        began = time.monotonic()
-        with _running(command, commands.environment(home)) as process:
-            code = process.wait()
-        if time.monotonic() - began > CONNECTED:  # it was in, so the server will be back
-            until = time.monotonic() + options.wait
-        if code <= 0 or time.monotonic() > until:
-            return abs(code)
-        warn(f"{options.server} is not there yet or does not know {key}; trying again")
-        time.sleep(PAUSE)
+    from gossamer.flower.keeper import keeping
+
+    with keeping() as keeper:
+        path = keeper.path if keeper else None
+        who = (options.node, options.nodes)
+        command = commands.supernode(link, *who, states, own, patience, path, data)
+        while True:
+            began = time.monotonic()
+            with _running(command, commands.environment(home)) as process:
+                code = keeper.wait(process) if keeper else process.wait()
+            if time.monotonic() - began > CONNECTED:  # it was in, so the server will be back
+                until = time.monotonic() + options.wait
+            if code <= 0 or time.monotonic() > until:
+                return abs(code)
+            warn(f"{options.server} is not there yet or does not know {key}; trying again")
+            time.sleep(PAUSE)
 
 
 def _init(arguments: Sequence[str]) -> int:
@@ -125,6 +139,11 @@ def _init(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", help="of the project")
     parser.add_argument("--method", default="fedavg", help="a name of `gossamer ls`")
     parser.add_argument("--out", default="", help="of the run, at the server (default: beside it)")
+    parser.add_argument(
+        "--own-data",
+        action="store_true",
+        help="every client is a node with data of its own; --data is for the server's tests",
+    )
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
     add_settings(parser, "patience", Patience())
@@ -141,12 +160,11 @@ def _init(arguments: Sequence[str]) -> int:
     with refusing():
         patience = fields.replace(Patience(), given(Patience(), options))
         fields.check(patience)
-        built, task, federation = config.build()
-        wish = config.experiment
-        engine.check(
-            built, task, federation, rounds=wish.rounds, seed=wish.seed, options=config.options
-        )
-        project.write(folder, config, out, patience)
+        found = at_server(config) if options.own_data else set_up(config)
+        wish, federation = config.experiment, found.federation
+        what = (found.method, found.task, federation)
+        engine.check(*what, rounds=wish.rounds, seed=wish.seed, options=config.options)
+        project.write(folder, config, out, patience, options.own_data)
     say(
         f"{folder} is a project for {len(federation.pool)} clients; next:\n"
         f"  gossamer flower certs {folder / 'certs'} --hosts ADDRESS --nodes N\n"
@@ -228,7 +246,7 @@ def _running(
             process.wait()
 
 
-def _await(link: Link, process: subprocess.Popen[bytes]) -> None:
+def await_link(link: Link, process: subprocess.Popen[bytes]) -> None:
     """Waits until the SuperLink answers."""
     context, scheme = None, "http"
     if link.certificates is not None:
@@ -245,7 +263,7 @@ def _await(link: Link, process: subprocess.Popen[bytes]) -> None:
     raise Refusal(f"the SuperLink did not start at {link.address}; what it said is above")
 
 
-def _register(key: Path, home: Path, environment: dict[str, str]) -> None:
+def register(key: Path, home: Path, environment: dict[str, str]) -> None:
     """Lets a node take part; a SuperLink remembers those of before."""
     note = home / "registered"
     known = set(note.read_text().split()) if note.exists() else set()

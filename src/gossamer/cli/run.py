@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,10 +24,12 @@ from gossamer.config import Config, Experiment, absolute, anywhere, find_method,
 from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import plain
+from gossamer.engine.transport import Transport
 from gossamer.track import TRACKERS, tracker
 from gossamer.wire import Mode
 
 INTERRUPTED = 130
+ENGINES = ("threads", "flower-sim")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -106,6 +111,7 @@ def refusing() -> Iterator[None]:
 
 
 def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
+    carried = _transport(options.engine, config)
     with refusing():
         trackers = [word for word in options.track.split(",") if word]
         for word in trackers:
@@ -132,7 +138,7 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         sinks.append(display(wish.rounds, name, out))
     stop = Stop()
     try:
-        with interrupts(stop):
+        with carried as transport, interrupts(stop):
             summary = engine.run(
                 method,
                 task,
@@ -146,29 +152,51 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
                 stop=stop,
                 resume=resume,
                 wire=Mode.parse(wish.wire),
+                transport=transport,
             )
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
     except ClientError as error:
         warn(str(error))
-        warn(f"the run is saved; `{_resume(out)}` tries the round again")
+        warn(f"the run is saved; `{_resume(out, options.engine)}` tries the round again")
         return 1
     except OSError as problem:
         if checkpoint.newest(out / "rounds") is None:  # nothing was done that could go on
             if not resume:
                 (out / "config.toml").unlink(missing_ok=True)
             raise Refusal(str(problem)) from problem
-        warn(f"{problem}; the run up to its last checkpoint is safe: {_resume(out)}")
+        go_on = _resume(out, options.engine)
+        warn(f"{problem}; the run up to its last checkpoint is safe: {go_on}")
         return 1
     if not options.quiet:
         say(_told(summary))
     if summary.failed:
         warn(f"{summary.failed} replies were left out; `client-failed` in the log says why")
     if summary.interrupted:
-        warn(f"stopped after round {summary.rounds}; continue with: {_resume(out)}")
+        go_on = _resume(out, options.engine)
+        warn(f"stopped after round {summary.rounds}; continue with: {go_on}")
     if options.json:
         print(json.dumps(plain(summary.figures())), flush=True)
     return INTERRUPTED if summary.interrupted else 0
+
+
+def _transport(name: str, config: Config) -> AbstractContextManager[Transport | None]:
+    """Where clients are trained; None is here, by the engine's own threads."""
+    if name == ENGINES[0]:
+        return nullcontext()
+    for module in ("flwr", "ray"):
+        if importlib.util.find_spec(module) is None:
+            raise Refusal("--engine flower-sim needs Flower: pip install 'gossamer[flower-sim]'")
+    from gossamer.flower import commands
+
+    os.environ.update(commands.CLOSED)  # Flower reads it when it is imported
+    from gossamer.flower.server import set_up
+    from gossamer.flower.simulation import Cluster, simulation
+
+    cluster = Cluster(config.options.workers)
+    if config.experiment.device != "cpu":
+        cluster = replace(cluster, accelerators=1.0)
+    return simulation(partial(set_up, config), cluster)
 
 
 def _parser(program: str, method: object) -> Parser:
@@ -185,6 +213,12 @@ def _parser(program: str, method: object) -> Parser:
 
 
 def _add_output(parser: Parser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="what trains clients (default: threads)",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--track", default="", metavar=",".join(TRACKERS), help="log to a tracker")
@@ -224,8 +258,9 @@ def _command() -> str:
     return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
-def _resume(out: Path) -> str:
-    return f"gossamer resume {shlex.quote(str(out))}"
+def _resume(out: Path, engine: str = ENGINES[0]) -> str:
+    words = ["gossamer", "resume", str(out)]
+    return shlex.join(words if engine == ENGINES[0] else [*words, "--engine", engine])
 
 
 def _told(summary: Summary) -> str:

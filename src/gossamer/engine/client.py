@@ -23,6 +23,10 @@ class Abandoned(Exception):
     """The run was asked to stop at once; this client's work is dropped."""
 
 
+class Elsewhere(Exception):
+    """A client's error in one line, as another process told it."""
+
+
 class ClientError(Exception):
     """A client's training raised: where, when, whose, and how to see it again."""
 
@@ -37,6 +41,8 @@ class ClientError(Exception):
     @property
     def reason(self) -> str:
         """The original error in one line."""
+        if isinstance(self.cause, Elsewhere):
+            return str(self.cause)
         return f"{type(self.cause).__name__}: {self.cause}".splitlines()[0]
 
     def __str__(self) -> str:

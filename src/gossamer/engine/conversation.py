@@ -13,7 +13,7 @@ from gossamer.core import Client, Ctx, Exchange, Key
 from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
-from gossamer.engine.client import Abandoned, AnyMethod, ClientError
+from gossamer.engine.client import Abandoned, AnyMethod, ClientError, Elsewhere
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected
 from gossamer.engine.options import Options, Stop
@@ -262,7 +262,7 @@ class Conversations:
             run = shlex.quote(str(self.out))
             replayed = f"gossamer replay {run} --round {number} --client {client.id}"
         if self.options.on_client_error == "stop":
-            cause = failure.cause or RuntimeError(failure.reason)
+            cause = failure.cause or Elsewhere(failure.reason)
             error = ClientError(failure.stage, number, client.id, cause)
             error.replay = replayed
             raise error from failure.cause

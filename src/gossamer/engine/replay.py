@@ -49,8 +49,12 @@ def read(rounds: Path, round: int, client: int, method: AnyMethod) -> Capsule:
             f"client {client} did not fail in round {round}; "
             f"failures kept: {', '.join(kept) or 'none'}"
         )
-    types = {**record_types(method), type_name(Capsule): Capsule}
-    found = load(target.read_bytes(), types)
+    return unpack(target.read_bytes(), method)
+
+
+def unpack(data: bytes, method: AnyMethod) -> Capsule:
+    """The capsule that was dumped."""
+    found = load(data, {**record_types(method), type_name(Capsule): Capsule})
     assert isinstance(found, Capsule)
     return found
 

@@ -41,6 +41,10 @@ class Carriage:
         """Nodes that the SuperLink has heard of lately."""
         return list(self._grid.get_node_ids())
 
+    def names(self) -> dict[int, str]:
+        """Names of keys, as they were registered."""
+        return {each.node_id: each.name for each in self._grid.get_nodes()}
+
     def send(self, parcels: Sequence[Parcel]) -> list[str]:
         """Pushes messages; those that the SuperLink did not take have no name."""
         messages = [
@@ -126,13 +130,11 @@ def client_app(
 
     def answer(message: Message, context: Context) -> Message:
         letter = unclosed(message.content)
-        place, index, count = where(context.node_config, folder)
-        if (place, index, count) not in nodes:
-            setup = made()
-            clients = [client.id for client in setup.federation.pool if client.id % count == index]
-            nodes[place, index, count] = Node(setup, place, clients)
-        with _watched(letter.head.get("seconds") if watchdog else None):
-            found = nodes[place, index, count].answer(letter)
+        who = where(context.node_config, folder)
+        if who not in nodes:
+            nodes[who] = stand(made(), context.node_config, folder)
+        with watched(letter.head.get("seconds") if watchdog else None):
+            found = nodes[who].answer(letter)
         return Message(enclosed(found), reply_to=message)
 
     app.train()(answer)
@@ -160,6 +162,13 @@ def where(config: dict[str, Any], folder: Path | None) -> tuple[Path, int, int]:
     return place / f"node-{index}", index, count
 
 
+def stand(setup: Setup, config: dict[str, Any], folder: Path | None) -> Node:
+    """The node that stands for its share of the clients."""
+    place, index, count = where(config, folder)
+    clients = [client.id for client in setup.federation.pool if client.id % count == index]
+    return Node(setup, place, clients)
+
+
 def asked(patience: Patience, told: dict[str, Any]) -> Patience:
     """The patience with what a run's configuration says of it."""
     known = {item.name: item for item in fields.settings(patience)}
@@ -174,7 +183,7 @@ def _array(data: bytes) -> Array:
 
 
 @contextmanager
-def _watched(seconds: object) -> Iterator[None]:
+def watched(seconds: object) -> Iterator[None]:
     """Ends the process if what is inside takes longer."""
     if not isinstance(seconds, int | float) or seconds <= 0:
         yield

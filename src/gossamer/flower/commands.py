@@ -17,6 +17,18 @@ from gossamer.flower import certs
 CONNECTION = "gossamer"
 """The name of the connection to the SuperLink in Flower's configuration."""
 
+CLOSED = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Environment for a closed network: nothing is reported, checked or installed.
+
+Nor does Ray hide accelerators from actors that asked for none, as it will not in the future.
+"""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -33,16 +45,14 @@ class Link:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For a closed network: nothing is reported, checked or installed."""
+    """Of Flower's processes, with a home of its own."""
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
         "FLWR_HOME": str(home.resolve()),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
+        **CLOSED,
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -93,13 +103,25 @@ def register(public: Path) -> list[str]:
 
 
 def supernode(
-    link: Link, index: int, count: int, states: Path, port: int, wait: float = 60.0
+    link: Link,
+    index: int,
+    count: int,
+    states: Path,
+    port: int,
+    wait: float = 60.0,
+    keeper: Path | None = None,
+    data: str = "",
 ) -> list[str]:
     """Starts a node for its share of the clients; `port` is its own, for its client processes.
 
-    It ends when it has not reached the SuperLink for `wait` seconds.
+    It ends when it has not reached the SuperLink for `wait` seconds. `keeper` is the socket of a
+    warm process, `data` what its client trains on where data are at nodes only.
     """
     config = f'partition-id={index} num-partitions={count} state-dir="{states.resolve()}"'
+    if keeper is not None:
+        config += f' keeper="{keeper}"'
+    if data:
+        config += f' data="{data}"'
     command = [_program("flower-supernode"), "--superlink", link.address]
     command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", config]
     command += ["--max-wait-time", f"{wait:g}"]
@@ -115,9 +137,10 @@ def supernode(
     ]
 
 
-def run(project: Path) -> list[str]:
-    """Submits a project and follows its log."""
-    return [_program("flwr"), "run", str(project.resolve()), CONNECTION, "--stream"]
+def run(project: Path, nodes: int = 0) -> list[str]:
+    """Submits a project and follows its log; of so many nodes each has a key of its own."""
+    command = [_program("flwr"), "run", str(project.resolve()), CONNECTION, "--stream"]
+    return [*command, "--run-config", f"nodes={nodes}"] if nodes else command
 
 
 def _program(name: str) -> str:

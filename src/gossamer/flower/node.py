@@ -45,6 +45,19 @@ class Setup:
         what = (self.name, plain_settings(self.method), self.rounds, self.seed, str(self.mode))
         return fingerprint(json.dumps([*what, *counted, shapes], default=str).encode())
 
+    def participant(self) -> Participant:
+        """What plays the part of any client."""
+        return Participant(
+            self.method,
+            self.federation,
+            Key(self.seed),
+            self.rounds,
+            self.mode,
+            getattr(self.method, "accounting", Accounting()),
+            self.options.ledger,
+            self.options.flops_model,
+        )
+
 
 class Node:
     """Answers the letters of a server for some clients, whose states are on its shelf."""
@@ -56,17 +69,7 @@ class Node:
         self._shelf = Shelf(folder)
         self._task = setup.task.copy()
         self._types = record_types(setup.method)
-        options = setup.options
-        self._participant = Participant(
-            setup.method,
-            setup.federation,
-            Key(setup.seed),
-            setup.rounds,
-            setup.mode,
-            getattr(setup.method, "accounting", Accounting()),
-            options.ledger,
-            options.flops_model,
-        )
+        self._participant = setup.participant()
 
     def answer(self, letter: Letter) -> Letter:
         """The one thing that a node does."""

@@ -41,6 +41,7 @@ class Patience:
 
     deadline: float = option(600.0, "seconds that a round may take", above=0)
     min_replies: int = option(1, "fewest replies of a round; with fewer it is repeated", least=0)
+    nodes: int = option(0, "nodes with keys of their own; 0: who has which is not checked", least=0)
     attempts: int = option(10, "how often a round is tried before the run is given up", least=1)
     gather: float = option(300.0, "seconds to wait for nodes before the first round", least=0)
     min_present: int = option(0, "clients that must be there before the first round; 0: all")
@@ -74,6 +75,10 @@ class Carrier(Protocol):
 
     def nodes(self) -> list[int]:
         """Nodes that are connected now."""
+        ...
+
+    def names(self) -> Mapping[int, str]:
+        """Under which names the keys of nodes are registered, as far as they are."""
         ...
 
     def send(self, parcels: Sequence[Parcel]) -> list[str]:
@@ -129,7 +134,9 @@ class Post:
     def gather(self) -> None:
         """Waits for clients before the first round; an error names those that are missing."""
         until = self.now() + self.patience.gather
-        wanted = self.patience.min_present or len(self.roll.pool)
+        wanted = self.patience.min_present
+        if not wanted or self.roll.open:  # sizes of those who come later would never be known
+            wanted = len(self.roll.pool)
         while True:
             self.call(min(until, self.now() + self.patience.deadline))
             present = self.roll.present(self.carrier.nodes())
@@ -149,8 +156,9 @@ class Post:
         unknown = [node for node in self.carrier.nodes() if not self.roll.knows(node)]
         seconds = max(until - self.now(), self.patience.poll)
         parcels = [Parcel(node, "query", letters.hello(), 0, seconds) for node in unknown]
+        names = self.carrier.names() if unknown and self.patience.nodes else {}
         for parcel, arrival in self._exchange(parcels, until):
-            self.roll.enter(parcel.node, arrival)
+            self.roll.enter(parcel.node, arrival, names.get(parcel.node, ""), self.patience.nodes)
 
     # the engine's transport ----------------------------------------------------------------------
 

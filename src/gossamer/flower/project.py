@@ -1,4 +1,4 @@
-"""A project that `flwr run` accepts: the configuration of a run, and two apps of two lines."""
+"""A project that `flwr run` accepts: the configuration of a run, and two small apps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CONFIG = "config.toml"
 FLOWER = "1.41.0"
 """The version of Flower that projects are written for."""
 
-_APP = '''"""{title}; the run itself is described in {config}."""
+_SERVER = '''"""The server; the run itself is described in config.toml."""
 
 from pathlib import Path
 
 from gossamer.config import read
-from gossamer.flower.apps import {function}
-from gossamer.flower.server import set_up
+from gossamer.flower.apps import server_app
+from gossamer.flower.server import {function}
 
-app = {function}(lambda: set_up(read(Path(__file__).with_name("{config}"))))
+app = server_app(lambda: {function}(read(Path(__file__).with_name("config.toml"))))
 '''
 
 _PROJECT = """[build-system]
@@ -60,8 +60,13 @@ Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/L
 """
 
 
-def write(folder: Path, config: Config, out: Path, patience: Patience = Patience()) -> list[Path]:
-    """Writes a project; an error if there is one already, so that none is overwritten."""
+def write(
+    folder: Path, config: Config, out: Path, patience: Patience = Patience(), own: bool = False
+) -> list[Path]:
+    """Writes a project; an error if there is one already, so that none is overwritten.
+
+    `own` is for nodes with data of their own.
+    """
     if (folder / "pyproject.toml").exists():
         raise FileExistsError(f"{folder} already holds a project; choose another folder")
     method = config.method.rpartition(":")[2]
@@ -78,15 +83,11 @@ def write(folder: Path, config: Config, out: Path, patience: Patience = Patience
         ),
         "LICENSE": _LICENSE,
         f"{PACKAGE}/__init__.py": '"""Gossamer on Flower."""\n',
-        f"{PACKAGE}/server.py": _app("The server", "server_app"),
-        f"{PACKAGE}/client.py": _app("A client", "client_app"),
+        f"{PACKAGE}/server.py": _SERVER.format(function="at_server" if own else "set_up"),
+        f"{PACKAGE}/client.py": Path(__file__).with_name("thin.py").read_text(encoding="utf-8"),
         f"{PACKAGE}/{CONFIG}": config.toml(),
     }
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         write_atomically(folder / path, text.encode())
     return [folder / path for path in files]
-
-
-def _app(title: str, function: str) -> str:
-    return _APP.format(title=title, function=function, config=CONFIG)

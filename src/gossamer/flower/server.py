@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gossamer import engine
 from gossamer.config import Config
+from gossamer.data.federation import Federation
 from gossamer.engine import Stop, Summary, checkpoint
+from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import Sink
+from gossamer.flower.distant import Distant, Own, alone
 from gossamer.flower.node import Setup
 from gossamer.flower.post import Carrier, Patience, Post
 from gossamer.flower.roll import Roll
 from gossamer.wire import Mode
 
+SIZES = "sizes.json"
+"""What nodes said of their clients when the run began, where only they can know."""
 
-def set_up(config: Config) -> Setup:
-    """What a configuration describes, as servers and nodes need it."""
-    method, task, federation = config.build()
+
+def set_up(config: Config, seen: Distant | Own | None = None) -> Setup:
+    """What a configuration describes, as servers and nodes need it; data may be seen otherwise."""
+    federation: Federation
+    if seen is None:
+        method, task, federation = config.build()
+    else:
+        method, task, federation = config.build_method(), config.build_task(seen.own), seen
     wish = config.experiment
     name = config.method.rpartition(":")[2]
     mode = Mode.parse(wish.wire)
     return Setup(method, task, federation, wish.rounds, wish.seed, mode, config.options, name)
+
+
+def at_server(config: Config) -> Setup:
+    """Where data are at nodes only: what their server needs."""
+    return set_up(config, Distant.of(config))
+
+
+def at_node(config: Config, node: Mapping[str, Any]) -> Setup:
+    """What a node needs, with data of its own if its configuration names some."""
+    if "data" not in node:
+        return set_up(config)
+    return set_up(config, Own(alone(config, str(node["data"])), int(node["partition-id"])))
 
 
 def serve(
@@ -32,15 +57,24 @@ def serve(
     patience: Patience = Patience(),
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
-    post: Post | None = None,
+    now: Callable[[], float] = time.monotonic,
+    rest: Callable[[float], None] = time.sleep,
 ) -> Summary:
     """Calls the roll and runs all rounds, or those that are left where a server died before.
 
     A failure costs a client its round and never the run, and every round is a checkpoint.
     """
-    if post is None:
-        post = Post(carrier, Roll.of(setup.federation.pool, setup.agreement()), patience)
+    distant = setup.federation if isinstance(setup.federation, Distant) else None
+    known = _sizes(out) if distant else {}
+    if distant and known:
+        setup = replace(setup, federation=distant.sized(known))
+    roll = Roll.of(setup.federation.pool, setup.agreement(), bool(distant and not known))
+    post = Post(carrier, roll, patience, now, rest)
     post.gather()
+    if distant and not known:
+        setup = replace(setup, federation=distant.sized(roll.sizes))
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / SIZES, json.dumps(sorted(roll.sizes.items())).encode())
     return engine.run(
         setup.method,
         setup.task,
@@ -56,3 +90,7 @@ def serve(
         wire=setup.mode,
         transport=post,
     )
+
+
+def _sizes(out: Path) -> dict[int, int]:
+    return dict(json.loads((out / SIZES).read_bytes())) if (out / SIZES).exists() else {}

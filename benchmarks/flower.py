@@ -1,0 +1,185 @@
+"""The engine against Flower's own simulation, from the command to the last round of two jobs.
+
+Flower's side is what its quickstart for PyTorch does: the FedAvg strategy of `flwr.serverapp`, and
+a ClientApp that loads its partition into a DataLoader, trains a module by `torch.optim.SGD` and
+sends all of it back; one actor per core. The engine's side is `gossamer run fedavg`. Neither
+evaluates. Each is a process of its own, in turns, so that what else the machine does hits both.
+
+GOSSAMER_BENCHMARK_ROUNDS and GOSSAMER_BENCHMARK_REPEATS make it shorter.
+"""
+
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from benchmarks.speed import Pictures
+from gossamer import data, models
+from gossamer.flower.commands import CLOSED
+
+ROUNDS = int(os.environ.get("GOSSAMER_BENCHMARK_ROUNDS", "20"))
+REPEATS = int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3"))
+RATE = 0.05
+LAST = "the last round is over"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both sides train."""
+
+    model: str
+    pool: int
+    clients: int
+    batch: int
+
+
+JOBS = {
+    "lenet": Job("lenet5_caffe", 100, 10, 64),
+    "mlp": Job("mlp:hidden=200", 1000, 50, 60),
+}
+"""One that is bound by training, and one by all around it: 60 examples are one step."""
+
+
+def measure() -> dict[str, object]:
+    """Seconds of each side for each job, and their ratio."""
+    for module in ("flwr", "ray"):
+        if importlib.util.find_spec(module) is None:
+            return {"skipped": f"{module} is missing: pip install 'gossamer[flower-sim]'"}
+    if not any(entry.name == "fmnist" and entry.found for entry in data.ls()):
+        return {"skipped": "Fashion-MNIST is missing: `gossamer data get fmnist` fetches it"}
+    from importlib.metadata import version
+
+    found: dict[str, object] = {"flwr": version("flwr"), "ray": version("ray"), "rounds": ROUNDS}
+    for name, job in JOBS.items():
+        seconds: dict[str, list[float]] = {"engine": [], "flower": []}
+        for _ in range(REPEATS):
+            seconds["engine"].append(_engine(job))
+            seconds["flower"].append(_flower(name))
+        ratios = [b / a for a, b in zip(seconds["engine"], seconds["flower"], strict=True)]
+        found[name] = {
+            "job": f"{job.model}, fmnist, iid, {job.pool} clients, {job.clients} a round, 1 epoch",
+            "seconds": {side: [round(each, 2) for each in seconds[side]] for side in seconds},
+            "flower_over_engine": round(statistics.median(ratios), 2),
+        }
+    return found
+
+
+def _engine(job: Job) -> float:
+    """Until the process has ended, checkpoint and all."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["run", "fedavg", "--data", "fmnist", "--partition", "iid", "--model", job.model]
+        words += ["--pool", job.pool, "--clients", job.clients, "--rounds", ROUNDS, "--epochs", 1]
+        words += ["--batch", job.batch, "--lr", RATE, "--eval-every", 0, "--quiet"]
+        words += ["--out", Path(folder) / "run"]
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "gossamer", *map(str, words)], check=True)
+        return time.perf_counter() - start
+
+
+def _flower(name: str) -> float:
+    """Until it says that the last round is over; what it takes to end is not counted."""
+    words = f"from benchmarks import flower; flower.simulate({name!r}, {ROUNDS})"
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, **CLOSED, "PYTHONPATH": root}
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        took = None
+        for line in process.stdout:
+            if line.strip() == LAST:
+                took = time.perf_counter() - start
+    if took is None or process.returncode:
+        raise RuntimeError(f"Flower's simulation of {name} ended with {process.returncode}")
+    return took
+
+
+# as the quickstart has it ------------------------------------------------------------------------
+
+
+@cache
+def pictures() -> Pictures:
+    """The data set, opened once by every process."""
+    arrays = data.federation("fmnist", "iid", pool=1).arrays
+    return Pictures(np.asarray(arrays.train).reshape(-1, 28, 28), arrays.labels.train)
+
+
+def load(partition: int, partitions: int, batch: int) -> DataLoader[Any]:
+    """A client's own part."""
+    order = np.random.default_rng(1).permutation(len(pictures()))
+    return DataLoader(
+        Subset(pictures(), np.array_split(order, partitions)[partition]), batch, shuffle=True
+    )
+
+
+def fit(module: nn.Module, loader: DataLoader[Any]) -> float:
+    """One epoch; returns the mean loss."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    criterion = nn.CrossEntropyLoss()
+    module.train()
+    running = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(module(x), y)
+        loss.backward()
+        optimizer.step()
+        running += loss.item()
+    return running / len(loader)
+
+
+def simulate(name: str, rounds: int) -> None:
+    """FedAvg by Flower's simulation; an error if any client fails."""
+    job = JOBS[name]
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+    from flwr.simulation import run_simulation
+
+    client, server = ClientApp(), ServerApp()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        module = models.build(job.model, (1, 28, 28), 10)
+        module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        place = [int(context.node_config[name]) for name in ("partition-id", "num-partitions")]
+        loader = load(*place, job.batch)
+        metrics = {"train_loss": fit(module, loader), "num-examples": len(loader.dataset)}
+        content = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    def counted(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        if len(records) != job.clients:
+            raise RuntimeError(f"{len(records)} of {job.clients} clients answered")
+        return aggregate_metricrecords(records, weighted_by)
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        module = models.build(job.model, (1, 28, 28), 10)
+        strategy = FedAvg(
+            fraction_train=job.clients / job.pool,
+            fraction_evaluate=0.0,
+            min_train_nodes=job.clients,  # the fraction is of those that are there at first
+            min_available_nodes=job.pool,
+            train_metrics_aggr_fn=counted,
+        )
+        found = strategy.start(grid, ArrayRecord(module.state_dict()), num_rounds=rounds)
+        if len(found.train_metrics_clientapp) == rounds:
+            print(LAST, flush=True)
+
+    needs = {"num_cpus": 1, "num_gpus": 0.0}
+    run_simulation(server, client, job.pool, backend_config={"client_resources": needs})
