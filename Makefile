@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+DOCS := .venv/.docs
 
-.PHONY: setup demo test test-slow lint format bench clean
+.PHONY: setup demo test test-slow lint format bench docs clean
 
 setup: $(STAMP)
 
@@ -34,5 +35,14 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+$(DOCS): $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	@touch $(DOCS)
+
+# The variable stops an advertisement: the theme tells of MkDocs 2, which is not installed here.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build site

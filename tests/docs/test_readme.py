@@ -1,51 +1,106 @@
 """The README is executed: its commands in order in one folder, its Python as it stands."""
 
 import re
-import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from transcripts import ROOT, blocks, execute, run
 
-from gossamer.cli import main
+from gossamer.cli.plans import contender, parser, plans
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text()
+sys.path.insert(0, str(ROOT / "tools"))
+
+import picture
+import table
+
+README = ROOT / "README.md"
+BROWSER = next((name for name in picture.BROWSERS if shutil.which(name)), None)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-
-
-def commands() -> list[list[str]]:
-    lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [line[1:] for line in words if line and line[0] == "gossamer"]
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that has what the README says a clone has."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_every_command_of_the_readme_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(commands()) >= 6
-    for words in commands():
-        assert main(words) == 0, (words, capsys.readouterr().err)
+    assert execute(README, capsys) >= 12
+    assert {"report.html", "partition.png", "mine.py"} <= {path.name for path in clone.iterdir()}
+    if BROWSER is None:
+        return
+    monkeypatch.setattr(sys, "argv", ["picture.py", "runs/first", "-o", "report.png"])
+    picture.main()
+    assert 10_000 < (clone / "report.png").stat().st_size < 250_000
 
 
-def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert blocks("python")
-    for code in blocks("python"):
-        exec(compile(code, "README.md", "exec"), {})
-    assert len(capsys.readouterr().out.split()) == 3
+def test_the_picture_is_small() -> None:
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
+    assert shown == ["docs/pictures/report.png"]
+    assert (ROOT / shown[0]).stat().st_size < 250_000
 
 
-def test_make_targets_of_the_readme_exist() -> None:
+def test_the_method_of_the_readme_is_the_example() -> None:
+    shown = [block.text for block in blocks(README) if "class TopK" in block.text]
+    example = (ROOT / "examples" / "topk.py").read_text()
+    assert shown == [example]
+    assert f"## A method in {len(example.splitlines())} lines" in README.read_text()
+
+
+def comparison() -> list[str]:
+    """The command below the table."""
+    (words,) = next(block.commands for block in blocks(README) if block.mark == "slow")
+    return words
+
+
+def test_the_table_has_the_figures_that_were_measured() -> None:
+    text = README.read_text()
+    known = table.figures(table.KEPT)
+    assert table.filled(text, known) == text
+    named = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert named == list(known)
+
+
+def test_the_command_of_the_table_is_understood() -> None:
+    words = comparison()[2:]
+    count = next(at for at, word in enumerate(words) if word.startswith("-"))
+    contenders = [
+        contender(word.replace("examples", str(ROOT / "examples"))) for word in words[:count]
+    ]
+    options = parser("gossamer compare", contenders)
+    options.add_argument("--out")
+    todo = plans(contenders, options.read(words[count:]), Path("runs"))
+    assert [plan.name for plan in todo] == list(table.figures(table.KEPT))
+
+
+@pytest.mark.slow
+def test_the_table_can_be_measured_again(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = run(comparison(), capsys)
+    assert code == 0, told
+    again, kept = table.figures(clone / "runs/table/comparison.csv"), table.figures(table.KEPT)
+    for name, cells in kept.items():
+        for mine, theirs in zip(again[name], cells, strict=True):
+            one, two = (float(cell.replace(",", "")) for cell in (mine, theirs))
+            assert one == pytest.approx(two, rel=0.1, abs=0.03), name
+
+
+def test_what_make_is_asked_for_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^make (\S+)", "".join(blocks("sh")), re.MULTILINE)
-    assert targets == ["demo", "test"]
-    assert all(f"\n{target}:" in makefile for target in targets)
+    first, *_ = (block.text for block in blocks(README))
+    assert re.findall(r"^make (\S+)", first, re.MULTILINE) == ["demo", "test"]
+    named = set(re.findall(r"`make (\S+)`", README.read_text()))
+    assert named == {"demo", "setup", "docs"}
+    assert all(f"\n{target}:" in makefile for target in named)
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+?)(?:#.*?)?\)", page.read_text()):
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)#]+?)(?:#.*?)?\)", text):
             assert link.startswith("http") or (page.parent / link).exists(), (page, link)

@@ -1,0 +1,62 @@
+"""Puts measured figures into the README's table of methods, from what its command wrote.
+
+python tools/table.py runs/table/comparison.csv
+
+The figures are kept beside the pages, and a test compares the table with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+KEPT = ROOT / "docs" / "reference" / "methods.csv"
+HEAD = "| name |"
+WORDS = 4
+"""Columns before the figures."""
+
+
+def figures(path: Path) -> dict[str, list[str]]:
+    """The cells of each method."""
+    with path.open(newline="") as file:
+        return {row["method"]: list(_cells(row)) for row in csv.DictReader(file)}
+
+
+def _cells(row: Mapping[str, str]) -> Iterator[str]:
+    yield f"{float(row['global_accuracy']):.3f}"
+    yield f"{float(row['personal_mean']):.3f}"
+    for direction in ("down", "up"):
+        yield f"{float(row[direction]) / 1e6:,.4g}"
+    yield f"{float(row['density']):.3g}"
+
+
+def filled(text: str, known: Mapping[str, list[str]]) -> str:
+    """A page whose table has the figures of every method that it names."""
+    return "".join(_lines(text.splitlines(keepends=True), known))
+
+
+def _lines(lines: Iterable[str], known: Mapping[str, list[str]]) -> Iterator[str]:
+    inside = False
+    for line in lines:
+        inside = line.startswith(HEAD) or (inside and line.startswith("|"))
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        name = cells[0].strip("`")
+        if inside and cells[0] != name:
+            yield f"| {' | '.join([*cells[:WORDS], *known[name]])} |\n"
+        else:
+            yield line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("csv", type=Path)
+    KEPT.write_text(parser.parse_args().csv.read_text())
+    README.write_text(filled(README.read_text(), figures(KEPT)))
+
+
+if __name__ == "__main__":
+    main()
