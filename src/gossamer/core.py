@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from gossamer.task import Task
 
 Params: TypeAlias = dict[str, Tensor]
+"""Tensors by the names that a module gives them: parameters, and buffers that are trained along."""
 Masks: TypeAlias = dict[str, Tensor]
+"""Where weights are kept, by the same names."""
 
 S = TypeVar("S")
 C = TypeVar("C")

@@ -29,8 +29,8 @@ def set_up(name: str, rounds: int = 3, mode: Mode = PLAIN, **options: Any) -> Se
     return Setup(small(METHODS[name]), TASK, Tiny(), rounds, 0, mode, Options(**options), name)
 
 
-def simulated(setup: Setup, out: Path) -> Summary:
-    """The same run in the engine's own threads."""
+def simulated(setup: Setup, out: Path, **how: Any) -> Summary:
+    """The same run in the engine's own threads, unless told how else."""
     return engine.run(
         setup.method,
         setup.task,
@@ -41,6 +41,7 @@ def simulated(setup: Setup, out: Path) -> Summary:
         name=setup.name,
         options=setup.options,
         wire=setup.mode,
+        **how,
     )
 
 

@@ -41,19 +41,7 @@ class Benches:
 
 
 def crowded(setup: Setup, benches: Benches, out: Path, **how: Any) -> Summary:
-    return engine.run(
-        setup.method,
-        setup.task,
-        setup.federation,
-        rounds=setup.rounds,
-        seed=setup.seed,
-        out=out,
-        name=setup.name,
-        options=setup.options,
-        wire=setup.mode,
-        transport=Crowd(benches),
-        **how,
-    )
+    return simulated(setup, out, transport=Crowd(benches), **how)
 
 
 def test_equal_parts_of_a_bundle_travel_once() -> None:
