@@ -11,6 +11,11 @@ validation data, of personal models and how dense they are, is
     python tools/sweep.py papers/spafl/fmnist.toml --set pool=20 --set clients=2 --set valid=0.9 \
         --set select=valid --set scale=raw,normalised --set alpha=0.001,0.002 --seeds 1 \
         --show valid_mean,personal_density --within 0.1 --out runs/spafl-search
+
+and methods at equal traffic, here after 1, 3 and 5 GB, by the last three tests before that:
+
+    python tools/sweep.py papers/pffdst/lenet-{feddst,pffdst}.toml --seeds 2 --at 1,3,5 --over 3 \
+        --out runs/pffdst
 """
 
 from __future__ import annotations
@@ -60,9 +65,14 @@ class Run:
         log = read(path) if path.exists() else []
         if not log or log[-1]["event"] != "finished":
             return None
-        sent = next(event for event in reversed(log) if event["event"] == "round-finished")
-        tested = [event for event in log if event["event"] == "evaluated"]
-        return {**log[-1], "sent": sent["up"] + sent["down"], "tested": tested}
+        rounds = [event for event in log if event["event"] == "round-finished"]
+        sent = {0: 0} | {event["round"]: event["up"] + event["down"] for event in rounds}
+        tested = [
+            {**event, "global": event["global_accuracy"], "sent": sent[event["round"]]}
+            for event in log
+            if event["event"] == "evaluated"
+        ]
+        return {**log[-1], "sent": rounds[-1]["up"] + rounds[-1]["down"], "tested": tested}
 
 
 def runs(options: argparse.Namespace) -> list[Run]:
@@ -87,12 +97,15 @@ def runs(options: argparse.Namespace) -> list[Run]:
     return list(dict.fromkeys(found))
 
 
-def table(found: list[Run], out: Path, shown: list[str], within: float | None) -> str:
+def table(found: list[Run], options: argparse.Namespace) -> str:
     """Figures of finished runs, mean and deviation over seeds, as Markdown.
 
     Settings that are the same for all runs are left out. `within` adds the first figure at its best
-    among the rounds whose models were so sparse, with the round.
+    among the rounds whose models were so sparse, with the round; `at` adds the figures after so
+    many gigabytes.
     """
+    out, shown, within = options.out, options.show.split(","), options.within
+    budgets = [float(word) for word in options.at.split(",") if word]
     groups: dict[tuple[tuple[tuple[str, str], ...], str], list[dict[str, Any]]] = {}
     for run in found:
         if done := run.done(out):
@@ -102,13 +115,17 @@ def table(found: list[Run], out: Path, shown: list[str], within: float | None) -
         for key, value in settings:
             values.setdefault(key, set()).add(value)
     best = [] if within is None else [f"best {shown[0]} at density {within:g} or less"]
-    heads = ["run", "settings", "seeds", *shown, *best, "Gbit sent"]
+    points = [(figure, budget) for figure in shown if "_best" not in figure for budget in budgets]
+    after = [f"{figure} after {budget:g} GB" for figure, budget in points]
+    heads = ["run", "settings", "seeds", *shown, *best, *after, "GB sent"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for (settings, name), each in groups.items():
         told = [_spread([done["accuracy"][figure] for done in each]) for figure in shown]
         if within is not None:
             told.append("; ".join(_sparse(done["tested"], shown[0], within) for done in each))
-        sent = statistics.mean(done["sent"] for done in each) / 1e9
+        for figure, budget in points:
+            told.append(_spread([_after(done, figure, budget, options.over) for done in each]))
+        sent = statistics.mean(done["sent"] for done in each) / 8e9
         words = ", ".join(f"{key} {value}" for key, value in settings if len(values[key]) > 1)
         lines.append(f"| {' | '.join([name, words, str(len(each)), *told, f'{sent:.4g}'])} |")
     return "\n".join(lines)
@@ -123,6 +140,14 @@ def _sparse(tested: list[dict[str, Any]], figure: str, within: float) -> str:
     return f"{best[figure]:.4f} ({best['round']})"
 
 
+def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float | None:
+    """The mean of the last tests of a run before it had sent so many gigabytes, if it did."""
+    if done["sent"] < budget * 8e9:
+        return None
+    before = [each[figure] for each in done["tested"] if each["sent"] <= budget * 8e9]
+    return statistics.mean(before[-over:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", help="configurations, e.g. papers/flash/mnist-*.toml")
@@ -134,6 +159,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--show", default="global,global_best", help="figures, with commas")
     parser.add_argument("--within", type=float, help="also the best among models so sparse")
+    parser.add_argument("--at", default="", help="also after so many gigabytes, with commas")
+    parser.add_argument("--over", type=int, default=1, help="so many tests before that, their mean")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     found = runs(options)
@@ -149,7 +176,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         for _ in pool.map(one, missing):
             pass
-    print(table(found, options.out, options.show.split(","), options.within))
+    print(table(found, options))
 
 
 def _spread(values: list[float | None]) -> str:
