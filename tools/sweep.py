@@ -145,7 +145,7 @@ def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float
     if done["sent"] < budget * 8e9:
         return None
     before = [each[figure] for each in done["tested"] if each["sent"] <= budget * 8e9]
-    return statistics.mean(before[-over:])
+    return float(statistics.mean(before[-over:]))
 
 
 def main() -> None:

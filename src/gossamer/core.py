@@ -207,6 +207,9 @@ class Method(Protocol[S, C, D, W, U]):
     A method that does not send again what clients keep has `resend(ctx, state, client)`: the `down`
     for a client that kept nothing, sent to one whose `begin` raises `Missing`.
 
+    Masks in a reply are told as changes of those in `down` or in the server's state. A method whose
+    state has masks of clients in a form of its own has `holds(ctx, state, client) -> Masks | None`.
+
     A method with masks at the server may have `measures(ctx, state) -> Measures`: the engine then
     tells after every round how dense they are and how far they moved, layer by layer.
     """

@@ -192,7 +192,7 @@ class Conversations:
         if reply.failure is not None:
             return f"{reply.failure.stage}: {reply.failure.reason}"
         refused: dict[int, ClientFailed] = {}
-        list(_Exchanges(self.expected, self.mode, ctx, state, [reply], refused))
+        list(self._exchanges(ctx, state, [reply], refused))
         return refused[reply.client.id].reason if refused else ""
 
     def merge(
@@ -205,7 +205,7 @@ class Conversations:
         """
         refused: dict[int, ClientFailed] = {}
         while True:
-            reader = _Exchanges(self.expected, self.mode, ctx, state, replies, refused)
+            reader = self._exchanges(ctx, state, replies, refused)
             try:
                 merged = self.method.merge(ctx, state, iter(reader))
                 break
@@ -217,6 +217,17 @@ class Conversations:
             if reply.local is not None and reply.client.id not in refused:
                 self.store.put(reply.client.id, ctx.round, reply.local)
         return merged, list(refused.values())
+
+    def _exchanges(
+        self, ctx: Ctx, state: Any, replies: Sequence[Reply], refused: dict[int, ClientFailed]
+    ) -> _Exchanges:
+        """A reader of replies, which builds on masks that the server holds."""
+        holds = getattr(self.method, "holds", None)
+
+        def known(client: Client) -> object:
+            return holds(ctx, state, client) if holds else state
+
+        return _Exchanges(self.expected, self.mode, ctx, known, replies, refused)
 
     def _rows(self, message: Written, record: Any, charged: float) -> list[Entry]:
         """What was sent down, as rows of the ledger."""
@@ -290,7 +301,7 @@ class _Exchanges:
         expected: Expected,
         mode: Mode,
         ctx: Ctx,
-        state: Any,
+        known: Callable[[Client], object],
         replies: Sequence[Reply],
         refused: dict[int, ClientFailed],
     ) -> None:
@@ -299,7 +310,7 @@ class _Exchanges:
         self._expected = expected
         self._mode = mode
         self._ctx = ctx
-        self._state = state
+        self._known = known
         self._replies = replies
         self._refused = refused
 
@@ -310,7 +321,7 @@ class _Exchanges:
             forms = self._expected(self._ctx, reply.down)
             try:
                 schema = choose(reply.data, forms, self._mode, reply.schema)
-                known = held(reply.down, self._state) if schema.revises else {}
+                known = held(reply.down, self._known(reply.client)) if schema.revises else {}
                 up = decode(reply.data, schema, self._mode, reply.down, known)
             except WireError as problem:
                 self._refused[reply.client.id] = _refusal(reply, problem)

@@ -70,6 +70,7 @@ from gossamer.masks.measure import (
 )
 from gossamer.masks.schedule import Decay, decayed
 from gossamer.masks.select import (
+    above_percentile,
     fewer,
     grow_largest,
     grow_random,
@@ -97,6 +98,7 @@ __all__ = [
     "Redistribution",
     "Rounding",
     "Saturate",
+    "above_percentile",
     "adjust",
     "allocate",
     "apportion",

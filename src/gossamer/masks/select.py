@@ -89,6 +89,20 @@ def largest_of_all(
     return {name: mask | shaped(flags.copy(), mask) for (name, mask), flags in parts}
 
 
+def above_percentile(params: Params, masks: Masks, share: float) -> Masks:
+    """Takes out of each layer what lies below the percentile of its weights that are not zero.
+
+    `share` is a part of one; between two weights the percentile is interpolated, as NumPy does.
+    """
+    found = {}
+    for name, mask in masks.items():
+        sizes = magnitudes(params[name])
+        alive = sizes[mask.reshape(-1).cpu().numpy() & (sizes > 0)].astype(np.float64)
+        limit = np.quantile(alive, share) if len(alive) else 0.0
+        found[name] = mask & shaped(sizes >= limit, mask)
+    return found
+
+
 def fewer(masks: Masks, removed: Mapping[str, int], least: int = 1) -> Counts:
     """What is left after removing so many, but not below `least` where that much was there."""
     return {

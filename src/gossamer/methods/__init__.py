@@ -11,6 +11,8 @@ from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.feddst import code_parity as feddst_code
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedprox import FedProx
+from gossamer.methods.fedspa import FedSpa
+from gossamer.methods.fedspa import static as fedspa_static
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedsparse import high as fedsparse_high
 from gossamer.methods.fedsparse import low as fedsparse_low
@@ -18,6 +20,7 @@ from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
+from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
 from gossamer.methods.nst import code_parity as nst_code
@@ -31,6 +34,7 @@ from gossamer.methods.pffdst import (
 from gossamer.methods.pffdst import code_parity as pffdst_code
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL, bytecode, release
+from gossamer.methods.subfedavg import SubFedAvg
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedavg": FedAvg(),
@@ -45,6 +49,10 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "spafl-iclr-bytecode": bytecode(),
     "spafl-neurips-release": release(),
     "lg_fedavg": LGFedAvg(),
+    "subfedavg": SubFedAvg(),
+    "lotteryfl": LotteryFL(),
+    "fedspa": FedSpa(),
+    "fedspa-static": fedspa_static(),
     "feddst": FedDST(),
     "random_mask": random_mask(),
     "pffdst": PFFDST(),
@@ -81,13 +89,16 @@ __all__ = [
     "FedDrop",
     "FedOpt",
     "FedProx",
+    "FedSpa",
     "FedSparse",
     "Flash",
     "LGFedAvg",
     "Laplace",
+    "LotteryFL",
     "Mixture",
     "NST",
     "PFFDST",
     "PruneFL",
     "SpaFL",
+    "SubFedAvg",
 ]
