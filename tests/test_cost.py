@@ -80,6 +80,10 @@ def test_a_field_goes_uncharged_with_all_that_is_in_it() -> None:
         ("csr-flat", 32 * 50 + 2 * 64),
         ("csr-2d", 32 * 50 + 2 * 32 * 9),
         ("entropy", math.ceil(40 * (2 - 0.75 * math.log2(3)))),
+        (
+            "counted",
+            math.ceil(80 * (3 - (5 / 8) * math.log2(5) - (3 / 8) * math.log2(3)) + math.log2(80)),
+        ),
         ("seed", 64 + 2 * 32),
         ("auto", 80),
     ],
@@ -90,7 +94,9 @@ def test_masks_in_the_codes_of_papers(code: MaskCode, bits: float) -> None:
     assert paper_bits(masks, Accounting(mask_code=code)) == bits
 
 
-@pytest.mark.parametrize("code", ["bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "auto"])
+@pytest.mark.parametrize(
+    "code", ["bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "counted", "auto"]
+)
 def test_masks_without_dimensions_or_weights_have_a_price_too(code: MaskCode) -> None:
     for mask in (torch.tensor(True), torch.zeros(0, 3) > 0):
         assert 0 <= mask_bits({"m": mask}, code) <= 128

@@ -22,7 +22,10 @@ from gossamer.wire import Drawn, Packed, Revision, Schema, flatten
 from gossamer.wire.format import field_of
 
 Recipients = Literal["sampled", "all"]
-MaskCode = Literal["bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "seed", "auto"]
+MaskCode = Literal[
+    "bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "counted", "seed", "auto"
+]
+"""`entropy` is that of each tensor; `counted` that of all together, and how many are kept."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,20 @@ def mask_bits(masks: Masks, code: MaskCode) -> float:
         return seed_bits(len(masks))
     if code == "entropy":
         return float(math.ceil(sum(_mask_bits(mask, code) for mask in masks.values())))
+    if code == "counted":
+        size = sum(mask.numel() for mask in masks.values())
+        kept = sum(int(mask.sum()) for mask in masks.values())
+        return float(math.ceil(_entropy(size, kept) + math.log2(max(size, 1))))
     return sum(_mask_bits(mask, code) for mask in masks.values())
 
 
 def seed_bits(tensors: int) -> float:
     """What masks cost that are drawn from a seed: it, and a number for each tensor."""
     return 64.0 + 32.0 * tensors
+
+
+def _entropy(size: int, kept: int) -> float:
+    return 0.0 if kept in (0, size) else -size * _plogp(kept / size)
 
 
 def _mask_bits(mask: Tensor, code: MaskCode) -> float:
@@ -154,8 +165,7 @@ def _mask_bits(mask: Tensor, code: MaskCode) -> float:
         case "csr-2d":
             return 32.0 * kept + 32.0 * ((mask.shape[0] if mask.dim() else 1) + 1)
         case "entropy":
-            share = kept / size if size else 0.0
-            return 0.0 if share in (0.0, 1.0) else -size * _plogp(share)
+            return _entropy(size, kept)
         case _:
             return 0.0
 

@@ -18,6 +18,7 @@ VARIANTS: dict[str, AnyMethod] = {
     "fedsparse-pruning": fields.replace(
         METHODS["fedsparse"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
     ),
+    "fedtiny-adjusting": fields.replace(METHODS["fedtiny"], {"candidates": 1}),
     "fedprox-clip": fields.replace(METHODS["fedprox"], {"clip": 0.5, "weight_decay": 0.1}),
 }
 
@@ -28,8 +29,9 @@ def test_the_names_left_out_are_others_for_the_same() -> None:
         assert fields.replace(METHODS[name], {"lambda0": 5e-6}) == METHODS["fedsparse"]
 
 
-OFTEN = [name for name in VARIANTS if not name.endswith(("-code", "-release", "-paper"))]
-"""Presets that do what released codes do are other settings of a method that is among these."""
+RARE = ("-code", "-release", "-paper", "-clean", "-sparing", "-static")
+"""Presets that are other settings of a method which is tried anyway."""
+OFTEN = [name for name in VARIANTS if not name.endswith(RARE)]
 
 
 @pytest.mark.parametrize(

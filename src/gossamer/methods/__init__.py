@@ -9,13 +9,18 @@ from gossamer.methods.feddrop import FedDrop
 from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.feddst import code_parity as feddst_code
+from gossamer.methods.fedmef import FedMef
+from gossamer.methods.fedmef import sparing as fedmef_sparing
 from gossamer.methods.fedopt import FedOpt, reddi
+from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.fedspa import static as fedspa_static
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedsparse import high as fedsparse_high
 from gossamer.methods.fedsparse import low as fedsparse_low
+from gossamer.methods.fedtiny import FedTiny
+from gossamer.methods.fedtiny import clean as fedtiny_clean
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.laplace import Laplace
@@ -35,6 +40,7 @@ from gossamer.methods.pffdst import code_parity as pffdst_code
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL, bytecode, release
 from gossamer.methods.subfedavg import SubFedAvg
+from gossamer.methods.zerofl import ZeroFL
 
 METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedavg": FedAvg(),
@@ -60,6 +66,12 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pffdst-no-server": without_readjustment(),
     "pfflash": pfflash(),
     "prunefl": PruneFL(),
+    "fedtiny": FedTiny(),
+    "fedtiny-clean": fedtiny_clean(),
+    "fedmef": FedMef(),
+    "fedmef-sparing": fedmef_sparing(),
+    "fedpm": FedPM(),
+    "zerofl": ZeroFL(),
     "nst": NST(),
     "pdst": pdst(),
     "spdst": Flash(),
@@ -87,10 +99,13 @@ __all__ = [
     "FedAvgM",
     "FedDST",
     "FedDrop",
+    "FedMef",
     "FedOpt",
+    "FedPM",
     "FedProx",
     "FedSpa",
     "FedSparse",
+    "FedTiny",
     "Flash",
     "LGFedAvg",
     "Laplace",
@@ -101,4 +116,5 @@ __all__ = [
     "PruneFL",
     "SpaFL",
     "SubFedAvg",
+    "ZeroFL",
 ]
