@@ -115,7 +115,10 @@ def simulation(build: Callable[[], Setup], cluster: Cluster = Cluster()) -> Iter
 
     def simulate() -> None:
         try:
-            needs = {"num_cpus": cluster.processors, "num_gpus": cluster.accelerators}
+            needs: dict[str, Any] = {
+                "num_cpus": cluster.processors,
+                "num_gpus": cluster.accelerators,
+            }
             run_simulation(
                 server, _client(build), hands, backend_config={"client_resources": needs}
             )

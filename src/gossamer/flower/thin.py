@@ -24,7 +24,7 @@ def answer(message: Message, context: Context) -> Message:
     warm = reached(str(context.node_config.get("keeper", "")))
     if warm is None:
         return whole(message, context)
-    record = message.content[RECORD]
+    record = message.content.array_records[RECORD]
     about = json.dumps({"config": str(CONFIG), "node": dict(context.node_config)}).encode()
     with warm:
         put(warm, about, *(record[name].data for name in PARTS))
