@@ -29,7 +29,10 @@ def test_the_names_left_out_are_others_for_the_same() -> None:
         assert fields.replace(METHODS[name], {"lambda0": 5e-6}) == METHODS["fedsparse"]
 
 
-RARE = ("-code", "-release", "-paper", "-clean", "-sparing", "-static")
+RARE = (
+    *("-code", "-release", "-bytecode", "-paper", "-clean", "-sparing", "-static", "-sign"),
+    *("-no-freezing", "-reddi", "fedyogi", "fedadagrad", "random_mask", "fedprox-clip"),
+)
 """Presets that are other settings of a method which is tried anyway."""
 OFTEN = [name for name in VARIANTS if not name.endswith(RARE)]
 
