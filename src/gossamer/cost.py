@@ -74,12 +74,15 @@ def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
     return sum(bits for _, bits in paper_rows(record, accounting))
 
 
-def paper_rows(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:
+def paper_rows(
+    record: object, accounting: Accounting, schema: Schema | None = None
+) -> Iterator[tuple[str, float]]:
     """The paper's bits of every leaf, with the field it belongs to."""
-    uncharged = {name.strip() for name in accounting.uncharged.split(",")}
-    for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
+    schema = schema or Schema.of(record)
+    uncharged = {name.strip() for name in accounting.uncharged.split(",") if name.strip()}
+    for (path, _), leaf in zip(schema.leaves, flatten(record), strict=True):
         match leaf:
-            case _ if _names(field_of(path)) & uncharged:
+            case _ if uncharged and _names(field_of(path)) & uncharged:
                 bits = 0.0
             case Tensor() if leaf.dtype == torch.bool:
                 bits = mask_bits({"": leaf}, accounting.mask_code)
@@ -104,12 +107,13 @@ def _names(field: str) -> set[str]:
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
-def paper_tensors(record: object, accounting: Accounting) -> Iterator[tuple[str, float]]:
+def paper_tensors(
+    record: object, accounting: Accounting, schema: Schema | None = None
+) -> Iterator[tuple[str, float]]:
     """The paper's bits of every tensor; what it counts for several at once is shared by cost."""
-    rows = paper_rows(record, accounting)
-    for (path, _), leaf, (_, bits) in zip(
-        Schema.of(record).leaves, flatten(record), rows, strict=True
-    ):
+    schema = schema or Schema.of(record)
+    rows = paper_rows(record, accounting, schema)
+    for (path, _), leaf, (_, bits) in zip(schema.leaves, flatten(record), rows, strict=True):
         match leaf:
             case Packed():
                 parts = {name: float(values.numel()) for name, values in leaf.values.items()}

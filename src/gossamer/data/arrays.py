@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -57,15 +58,7 @@ class Images:
 
     def affine(self, scale: Scale) -> tuple[Tensor, Tensor]:
         """Factor and offset per channel that turn a byte into an input."""
-        channels = self.size[2]
-        match scale:
-            case "normalised":
-                std, mean = torch.tensor(self.std), torch.tensor(self.mean)
-                return 1 / (255 * std), -mean / std
-            case "unit":
-                return torch.full((channels,), 1 / 255), torch.zeros(channels)
-            case "raw":
-                return torch.ones(channels), torch.zeros(channels)
+        return _affine(self, scale)
 
     def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
         factor, offset = self.affine(scale)
@@ -78,6 +71,19 @@ class Images:
 
     def facts(self, scale: Scale) -> dict[str, object]:
         return {"mean": self.mean, "std": self.std} if scale == "normalised" else {}
+
+
+@lru_cache(maxsize=64)
+def _affine(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
+    channels = images.size[2]
+    match scale:
+        case "normalised":
+            std, mean = torch.tensor(images.std), torch.tensor(images.mean)
+            return 1 / (255 * std), -mean / std
+        case "unit":
+            return torch.full((channels,), 1 / 255), torch.zeros(channels)
+        case "raw":
+            return torch.ones(channels), torch.zeros(channels)
 
 
 @dataclass(frozen=True)

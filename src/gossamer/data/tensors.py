@@ -55,12 +55,17 @@ class Tensors:
         return self._examples(self.arrays.test, labels, np.arange(len(labels)))
 
     def client(self, id: int) -> Data:
-        labels = self.arrays.labels
+        arrays, labels = self.arrays, self.arrays.labels
+        train, valid, test = self.train[id], self.valid[id], self.own_test[id]
         return Data(
-            self._examples(self.arrays.train, labels.train, self.train[id]),
-            self._examples(self.arrays.train, labels.train, self.valid[id]),
-            self._examples(self.arrays.test, labels.test, self.own_test[id]),
+            self._examples(arrays.train, labels.train, train),
+            self._examples(arrays.train, labels.train, valid) if len(valid) else self._none,
+            self._examples(arrays.test, labels.test, test) if len(test) else self._none,
         )
+
+    @cached_property
+    def _none(self) -> Examples:
+        return self._examples(self.arrays.train, self.arrays.labels.train, np.empty(0, np.int64))
 
     def test_rows(self, id: int) -> np.ndarray | None:
         """Rows of `test` that are this client's own test data."""

@@ -17,6 +17,7 @@ from gossamer.engine.client import Abandoned, AnyMethod, ClientError, Elsewhere
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected
 from gossamer.engine.options import Options, Stop
+from gossamer.engine.outbox import Outbox
 from gossamer.engine.participant import (
     Account,
     Answer,
@@ -41,7 +42,6 @@ from gossamer.wire import (
     decode,
     held,
     whole,
-    write,
 )
 
 ASKED = Entry("up", "Missing", "header", 8.0 * HEADER, 0.0, 0.0)
@@ -91,9 +91,11 @@ class Conversations:
     """A name by which clients tell this run from others."""
     expected: Expected = field(init=False)
     participant: Participant = field(init=False)
+    outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expected", Expected(self.method))
+        object.__setattr__(self, "outbox", Outbox(self.mode, self.detail))
         participant = Participant(
             self.method,
             self.federation,
@@ -135,8 +137,8 @@ class Conversations:
         sent, asked, complete = down, False, False
         while True:
             try:
-                schema = Schema.of(sent)
-                message = write(sent, schema, self.mode, detail=self.detail)
+                message = self.outbox.write(number, sent)
+                schema = message.schema
             except Exception as cause:
                 failure = Broke("decode", one_line(cause), cause)
                 return self._failed(failure, number, client, sent, entries, started)

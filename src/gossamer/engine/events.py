@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -172,19 +172,23 @@ def kind(event: Event) -> str:
 
 def line(event: Event, clock: Clock) -> str:
     """An event as a line of the log."""
-    fields = {"event": kind(event), **asdict(event), "clock": asdict(clock)}
-    return json.dumps(plain(fields), separators=(",", ":")) + "\n"
+    told = {"event": kind(event), **plain(event), "clock": plain(clock)}
+    return json.dumps(told, separators=(",", ":")) + "\n"
 
 
 def plain(value: Any) -> Any:
     """A value as JSON has it: numbers that are not finite become null."""
     match value:
+        case None | str() | int():
+            return value
         case float():
             return value if math.isfinite(value) else None
         case dict():
             return {name: plain(each) for name, each in value.items()}
         case list() | tuple():
             return [plain(each) for each in value]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
         case _:
             return value
 

@@ -170,7 +170,7 @@ def rows(
     """A message's rows of the ledger; a paper may charge it `charged` times."""
     paper: dict[str, float] = {}
     count = cost.paper_rows if detail == "field" else cost.paper_tensors
-    for leaf, bits in count(record, accounting):
+    for leaf, bits in count(record, accounting, message.schema):
         paper[leaf] = paper.get(leaf, 0) + charged * bits
     return [
         Entry(

@@ -47,8 +47,13 @@ class Written:
     """A message, and what its bits are for."""
 
     data: bytes
-    message: str
+    schema: Schema
     rows: tuple[Row, ...]
+
+    @property
+    def message(self) -> str:
+        """What kind of message it is."""
+        return self.schema.name
 
 
 def encode(
@@ -73,10 +78,9 @@ def write(
     writer = Writer(mode, references(reference) if mode.half else {}, detail)
     for (path, node), leaf in zip(schema.leaves, flatten(record), strict=True):
         writer.leaf(path, node, leaf)
-    payload = writer.payload()
-    data = b"".join([bytes([VERSION]), message_hash(schema, mode), payload])
+    data = b"".join([bytes([VERSION]), message_hash(schema, mode), *writer.payload()])
     rows = [Row(leaf, bits, writer.information.get(leaf, 0)) for leaf, bits in writer.sent.items()]
-    return Written(data, schema.name, (Row("header", 8 * HEADER, 0), *rows))
+    return Written(data, schema, (Row("header", 8 * HEADER, 0), *rows))
 
 
 def decode(

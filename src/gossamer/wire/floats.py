@@ -17,12 +17,12 @@ _TOP = 14
 _LEVEL = 1
 
 
-def raw(tensor: Tensor) -> bytes:
-    """The numbers of a tensor, in order, little-endian."""
+def raw(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor, in order, little-endian; where they are, if they lie so."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
-    return flat.numpy().tobytes()
+    return flat.numpy().data.cast("B") if flat.numel() else memoryview(b"")
 
 
 def from_raw(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -32,7 +32,7 @@ def from_raw(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tens
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))
 
 
-def halves(tensor: Tensor, reference: Tensor | None) -> tuple[int, bytes]:
+def halves(tensor: Tensor, reference: Tensor | None) -> tuple[int, memoryview]:
     """A power of two, and the numbers (less the reference, if any) divided by it, as float16."""
     values = tensor.detach().cpu().to(torch.float32)
     if reference is not None:

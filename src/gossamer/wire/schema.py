@@ -63,8 +63,18 @@ class Schema:
 
     @classmethod
     def of(cls, record: object) -> Schema:
-        """The schema that a record has."""
-        return cls(_node(record, "record", False))
+        """The schema that a record has; records of one form share it, and what it knows."""
+        return _shared(cls(_node(record, "record", False)))
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __reduce__(self) -> tuple[type[Schema], tuple[Node]]:
+        return Schema, (self.root,)  # another process has other hashes
+
+    @cached_property
+    def _number(self) -> int:
+        return hash(self.root)
 
     @property
     def hash(self) -> bytes:
@@ -99,6 +109,12 @@ class Schema:
     def read(cls, plain: Any, types: Types) -> Schema:
         """The schema written by `plain`; only the record types given can occur in it."""
         return cls(_read(plain, types))
+
+
+@lru_cache(maxsize=256)
+def _shared(schema: Schema) -> Schema:
+    """The first schema that was equal to this one."""
+    return schema
 
 
 @lru_cache(maxsize=256)

@@ -47,7 +47,9 @@ class Writer:
         self.sent: dict[str, float] = {}
         self.information: dict[str, float] = {}
         self._inline: list[bytes] = []
-        self._floats: dict[int, list[tuple[str, bytes]]] = {width: [] for width in WIDTHS}
+        self._floats: dict[int, list[tuple[str, bytes | memoryview]]] = {
+            width: [] for width in WIDTHS
+        }
 
     def leaf(self, path: str, node: LeafNode, leaf: Leaf) -> None:
         match node, leaf:
@@ -83,24 +85,27 @@ class Writer:
             case _:
                 raise TypeError(f"{path} is a {type(leaf).__name__}, the schema has {node}")
 
-    def payload(self) -> bytes:
-        """Everything after the header; values last."""
-        parts = list(self._inline)
+    def payload(self) -> list[bytes | memoryview]:
+        """Everything after the header, in parts; values last."""
+        parts: list[bytes | memoryview] = [*self._inline]
         for width, entries in self._floats.items():
-            block = b"".join(data for _, data in entries)
-            if not block:
+            block: list[bytes | memoryview] = [data for _, data in entries]
+            size = sum(map(len, block))
+            if not size:
                 continue
-            packed = floats.squeeze(block, width) if self.mode.zstd else b""
-            prefix = number(len(packed)) if self.mode.zstd else b""
-            parts += [prefix, packed or block]
-            share = (len(prefix) + len(packed or block)) / len(block)
+            taken = size
+            if self.mode.zstd:
+                packed = floats.squeeze(b"".join(block), width)
+                block = [number(len(packed)), packed] if packed else [number(0), *block]
+                taken = sum(map(len, block))
+            parts += block
             for path, data in entries:
-                self._charge(path, 8 * len(data) * share, 8 * len(data))
-        return b"".join(parts)
+                self._charge(path, 8 * len(data) * (taken / size), 8 * len(data))
+        return parts
 
     def _numbers(self, path: str, node: TensorNode, tensor: Tensor) -> None:
         if not node.dtype.is_floating_point:
-            self._put(path, floats.raw(tensor))
+            self._put(path, bytes(floats.raw(tensor)))
         elif rounded(node, self.mode):
             reference = reference_for(node, path, tensor.numel(), self.known)
             shaped = None if reference is None else reference.reshape(tensor.shape)
