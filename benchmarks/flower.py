@@ -2,19 +2,23 @@
 
 Flower's side is what its quickstart for PyTorch does: the FedAvg strategy of `flwr.serverapp`, and
 a ClientApp that loads its partition into a DataLoader, trains a module by `torch.optim.SGD` and
-sends all of it back; one actor per core. The engine's side is `gossamer run fedavg`. Neither
-evaluates. Each is a process of its own, in turns, so that what else the machine does hits both.
+sends all of it back; one actor per core. It is started by `flwr run`, on a SuperLink that is there
+already. The engine's side is `gossamer run fedavg`. Neither evaluates. They run in turns, so that
+what else the machine does hits both.
 
 GOSSAMER_BENCHMARK_ROUNDS and GOSSAMER_BENCHMARK_REPEATS make it shorter.
 """
 
 import importlib.util
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,12 +31,36 @@ from torch.utils.data import DataLoader, Subset
 
 from benchmarks.speed import Pictures
 from gossamer import data, models
-from gossamer.flower.commands import CLOSED
+from gossamer.cli.flower import await_link
+from gossamer.flower.commands import CLOSED, CONNECTION, Link, configuration
 
 ROUNDS = int(os.environ.get("GOSSAMER_BENCHMARK_ROUNDS", "20"))
 REPEATS = int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3"))
 RATE = 0.05
-LAST = "the last round is over"
+PROJECT = """\
+[project]
+name = "quick"
+version = "1.0.0"
+description = "FedAvg as the quickstart has it"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr[simulation]>=1.41"]
+
+[tool.flwr.app]
+publisher = "gossamer"
+fab-format-version = 1
+flwr-version-target = "{version}"
+
+[tool.flwr.app.components]
+serverapp = "quick.app:server"
+clientapp = "quick.app:client"
+"""
+APP = """\
+from benchmarks.flower import apps
+
+both = apps({job!r}, {rounds}, {last!r})
+server = both[0]
+client = both[1]
+"""
 
 
 @dataclass(frozen=True)
@@ -89,22 +117,45 @@ def _engine(job: Job) -> float:
 
 
 def _flower(name: str) -> float:
-    """Until it says that the last round is over; what it takes to end is not counted."""
-    words = f"from benchmarks import flower; flower.simulate({name!r}, {ROUNDS})"
-    root = str(Path(__file__).parents[1])
-    environment = {**os.environ, **CLOSED, "PYTHONPATH": root}
-    start = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        took = None
-        for line in process.stdout:
-            if line.strip() == LAST:
-                took = time.perf_counter() - start
-    if took is None or process.returncode:
-        raise RuntimeError(f"Flower's simulation of {name} ended with {process.returncode}")
-    return took
+    """From `flwr run` until the last round is over; what it takes to end is not counted."""
+    from importlib.metadata import version
+
+    with tempfile.TemporaryDirectory() as folder, _superlink(Path(folder)) as environment:
+        project, last = Path(folder) / "project", Path(folder) / "last"
+        (project / "quick").mkdir(parents=True)
+        (project / "pyproject.toml").write_text(PROJECT.format(version=version("flwr")))
+        (project / "LICENSE").write_text("Apache-2.0\n")
+        (project / "quick" / "__init__.py").touch()
+        app = APP.format(job=name, rounds=ROUNDS, last=str(last))
+        (project / "quick" / "app.py").write_text(app)
+        nodes = f"num-supernodes={JOBS[name].pool} client-resources-num-cpus=1"
+        words = ["flwr", "run", str(project), CONNECTION, "--stream", "--federation-config", nodes]
+        start = time.time()
+        subprocess.run(words, check=True, env=environment, stdout=sys.stderr)
+        if not last.exists():
+            raise RuntimeError(f"Flower's simulation of {name} did not come to its end")
+        return float(last.read_text()) - start
+
+
+@contextmanager
+def _superlink(folder: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink that simulates nodes, as `flwr run` would start one; yields the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        link = Link("127.0.0.1", free.getsockname()[1], None)
+    home, root = folder / "home", str(Path(__file__).parents[1])
+    home.mkdir()
+    (home / "config.toml").write_text(configuration(link))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    known = {"PATH": path, "FLWR_HOME": str(home), "PYTHONPATH": root}
+    environment = {**os.environ, **CLOSED, **known}
+    words = ["flower-superlink", "--insecure", "--simulation", "--host", link.host]
+    words += ["--port", str(link.port), "--database", str(home / "state.db")]
+    with subprocess.Popen(words, env=environment, stdout=sys.stderr) as process:
+        try:
+            await_link(link, process)
+            yield environment
+        finally:
+            process.terminate()
 
 
 # as the quickstart has it ------------------------------------------------------------------------
@@ -140,15 +191,14 @@ def fit(module: nn.Module, loader: DataLoader[Any]) -> float:
     return running / len(loader)
 
 
-def simulate(name: str, rounds: int) -> None:
-    """FedAvg by Flower's simulation; an error if any client fails."""
+def apps(name: str, rounds: int, last: str) -> tuple[Any, Any]:
+    """FedAvg for server and client; an error if any client fails. `last` is told the time."""
     job = JOBS[name]
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
-    from flwr.simulation import run_simulation
 
     client, server = ClientApp(), ServerApp()
 
@@ -179,7 +229,6 @@ def simulate(name: str, rounds: int) -> None:
         )
         found = strategy.start(grid, ArrayRecord(module.state_dict()), num_rounds=rounds)
         if len(found.train_metrics_clientapp) == rounds:
-            print(LAST, flush=True)
+            Path(last).write_text(repr(time.time()))
 
-    needs = {"num_cpus": 1, "num_gpus": 0.0}
-    run_simulation(server, client, job.pool, backend_config={"client_resources": needs})
+    return server, client
