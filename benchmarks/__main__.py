@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import compact, flower, letters, masked, masks, scale, speed, thresholds, wire
+from benchmarks import compact, flower, letters, masked, masks, page, scale, speed, thresholds, wire
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "compact": compact.measure,
     "flower": flower.measure,
     "letters": letters.measure,
+    "page": page.measure,
 }
 
 
