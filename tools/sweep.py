@@ -145,7 +145,8 @@ def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float
     if done["sent"] < budget * 8e9:
         return None
     before = [each[figure] for each in done["tested"] if each["sent"] <= budget * 8e9]
-    return float(statistics.mean(before[-over:]))
+    found = [value for value in before[-over:] if value is not None]  # nobody has a model at first
+    return float(statistics.mean(found)) if found else None
 
 
 def main() -> None:
