@@ -3,10 +3,16 @@
 Flower's side is what its quickstart for PyTorch does: the FedAvg strategy of `flwr.serverapp`, and
 a ClientApp that loads its partition into a DataLoader, trains a module by `torch.optim.SGD` and
 sends all of it back; one actor per core. It is started by `flwr run`, on a SuperLink that is there
-already. The engine's side is `gossamer run fedavg`. Neither evaluates. They run in turns, so that
-what else the machine does hits both.
+already. The engine's side is `gossamer run fedavg`. They run in turns, so that what else the
+machine does hits both.
 
-GOSSAMER_BENCHMARK_ROUNDS and GOSSAMER_BENCHMARK_REPEATS make it shorter.
+Each job is measured twice. "trained": neither side tests anything. "tested": after every round
+Flower tests as the quickstart's configuration says, half of all clients on data of their own and
+the server on the test data; the engine tests as it does unless told otherwise, the server on the
+test data and all clients on data of their own.
+
+GOSSAMER_BENCHMARK_ROUNDS, GOSSAMER_BENCHMARK_REPEATS and GOSSAMER_BENCHMARK_TESTED (repeats with
+tests) make it shorter.
 """
 
 import importlib.util
@@ -17,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +41,12 @@ from gossamer.cli.flower import await_link
 from gossamer.flower.commands import CLOSED, CONNECTION, Link, configuration
 
 ROUNDS = int(os.environ.get("GOSSAMER_BENCHMARK_ROUNDS", "20"))
-REPEATS = int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3"))
+REPEATS = {
+    "trained": int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3")),
+    "tested": int(os.environ.get("GOSSAMER_BENCHMARK_TESTED", "1")),
+}
+TESTED_PART = 0.5
+"""Of all clients, in every round: `fraction-evaluate` of the quickstart."""
 RATE = 0.05
 PROJECT = """\
 [project]
@@ -57,7 +68,7 @@ clientapp = "quick.app:client"
 APP = """\
 from benchmarks.flower import apps
 
-both = apps({job!r}, {rounds}, {last!r})
+both = apps({job!r}, {rounds}, {last!r}, {tested})
 server = both[0]
 client = both[1]
 """
@@ -91,32 +102,38 @@ def measure() -> dict[str, object]:
 
     found: dict[str, object] = {"flwr": version("flwr"), "ray": version("ray"), "rounds": ROUNDS}
     for name, job in JOBS.items():
-        seconds: dict[str, list[float]] = {"engine": [], "flower": []}
-        for _ in range(REPEATS):
-            seconds["engine"].append(_engine(job))
-            seconds["flower"].append(_flower(name))
-        ratios = [b / a for a, b in zip(seconds["engine"], seconds["flower"], strict=True)]
-        found[name] = {
-            "job": f"{job.model}, fmnist, iid, {job.pool} clients, {job.clients} a round, 1 epoch",
-            "seconds": {side: [round(each, 2) for each in seconds[side]] for side in seconds},
-            "flower_over_engine": round(statistics.median(ratios), 2),
-        }
+        what = f"{job.model}, fmnist, iid, {job.pool} clients, {job.clients} a round, 1 epoch"
+        found[name] = {"job": what} | {how: _both(name, how) for how in REPEATS if REPEATS[how]}
     return found
 
 
-def _engine(job: Job) -> float:
+def _both(name: str, how: str) -> dict[str, object]:
+    """Both sides in turns, with or without tests."""
+    tested = how == "tested"
+    seconds: dict[str, list[float]] = {"engine": [], "flower": []}
+    for _ in range(REPEATS[how]):
+        seconds["engine"].append(_engine(JOBS[name], tested))
+        seconds["flower"].append(_flower(name, tested))
+    ratios = [b / a for a, b in zip(seconds["engine"], seconds["flower"], strict=True)]
+    return {
+        "seconds": {side: [round(each, 2) for each in seconds[side]] for side in seconds},
+        "flower_over_engine": round(statistics.median(ratios), 2),
+    }
+
+
+def _engine(job: Job, tested: bool) -> float:
     """Until the process has ended, checkpoint and all."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["run", "fedavg", "--data", "fmnist", "--partition", "iid", "--model", job.model]
         words += ["--pool", job.pool, "--clients", job.clients, "--rounds", ROUNDS, "--epochs", 1]
-        words += ["--batch", job.batch, "--lr", RATE, "--eval-every", 0, "--quiet"]
+        words += ["--batch", job.batch, "--lr", RATE, "--eval-every", int(tested), "--quiet"]
         words += ["--out", Path(folder) / "run"]
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "gossamer", *map(str, words)], check=True)
         return time.perf_counter() - start
 
 
-def _flower(name: str) -> float:
+def _flower(name: str, tested: bool) -> float:
     """From `flwr run` until the last round is over; what it takes to end is not counted."""
     from importlib.metadata import version
 
@@ -126,7 +143,7 @@ def _flower(name: str) -> float:
         (project / "pyproject.toml").write_text(PROJECT.format(version=version("flwr")))
         (project / "LICENSE").write_text("Apache-2.0\n")
         (project / "quick" / "__init__.py").touch()
-        app = APP.format(job=name, rounds=ROUNDS, last=str(last))
+        app = APP.format(job=name, rounds=ROUNDS, last=str(last), tested=tested)
         (project / "quick" / "app.py").write_text(app)
         nodes = f"num-supernodes={JOBS[name].pool} client-resources-num-cpus=1"
         words = ["flwr", "run", str(project), CONNECTION, "--stream", "--federation-config", nodes]
@@ -162,18 +179,19 @@ def _superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @cache
-def pictures() -> Pictures:
-    """The data set, opened once by every process."""
+def pictures() -> tuple[Pictures, Pictures]:
+    """The data set, for training and for tests, opened once by every process."""
     arrays = data.federation("fmnist", "iid", pool=1).arrays
-    return Pictures(np.asarray(arrays.train).reshape(-1, 28, 28), arrays.labels.train)
+    train, test = (np.asarray(x).reshape(-1, 28, 28) for x in (arrays.train, arrays.test))
+    return Pictures(train, arrays.labels.train), Pictures(test, arrays.labels.test)
 
 
-def load(partition: int, partitions: int, batch: int) -> DataLoader[Any]:
+def load(partition: int, partitions: int, batch: int, *, test: bool = False) -> DataLoader[Any]:
     """A client's own part."""
-    order = np.random.default_rng(1).permutation(len(pictures()))
-    return DataLoader(
-        Subset(pictures(), np.array_split(order, partitions)[partition]), batch, shuffle=True
-    )
+    all_pictures = pictures()[test]
+    order = np.random.default_rng(1).permutation(len(all_pictures))
+    own = Subset(all_pictures, np.array_split(order, partitions)[partition])
+    return DataLoader(own, batch, shuffle=not test)
 
 
 def fit(module: nn.Module, loader: DataLoader[Any]) -> float:
@@ -191,9 +209,23 @@ def fit(module: nn.Module, loader: DataLoader[Any]) -> float:
     return running / len(loader)
 
 
-def apps(name: str, rounds: int, last: str) -> tuple[Any, Any]:
+def mark(module: nn.Module, loader: DataLoader[Any]) -> dict[str, float]:
+    """Mean loss and accuracy."""
+    criterion = nn.CrossEntropyLoss()
+    module.eval()
+    loss, correct = 0.0, 0
+    with torch.no_grad():
+        for x, y in loader:
+            scores = module(x)
+            loss += criterion(scores, y).item()
+            correct += (scores.argmax(1) == y).sum().item()
+    return {"eval_loss": loss / len(loader), "eval_acc": correct / len(loader.dataset)}
+
+
+def apps(name: str, rounds: int, last: str, tested: bool) -> tuple[Any, Any]:
     """FedAvg for server and client; an error if any client fails. `last` is told the time."""
     job = JOBS[name]
+    asked = int(job.pool * TESTED_PART) if tested else 0
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -202,33 +234,60 @@ def apps(name: str, rounds: int, last: str) -> tuple[Any, Any]:
 
     client, server = ClientApp(), ServerApp()
 
+    def received(arrays: ArrayRecord) -> nn.Module:
+        module = models.build(job.model, (1, 28, 28), 10)
+        module.load_state_dict(arrays.to_torch_state_dict())
+        return module
+
+    def place(context: Context) -> tuple[int, int]:
+        config = context.node_config
+        return int(config["partition-id"]), int(config["num-partitions"])
+
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        module = models.build(job.model, (1, 28, 28), 10)
-        module.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        place = [int(context.node_config[name]) for name in ("partition-id", "num-partitions")]
-        loader = load(*place, job.batch)
+        module = received(message.content["arrays"])
+        loader = load(*place(context), job.batch)
         metrics = {"train_loss": fit(module, loader), "num-examples": len(loader.dataset)}
         content = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
-    def counted(records: list[RecordDict], weighted_by: str) -> MetricRecord:
-        if len(records) != job.clients:
-            raise RuntimeError(f"{len(records)} of {job.clients} clients answered")
-        return aggregate_metricrecords(records, weighted_by)
+    @client.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        module = received(message.content["arrays"])
+        loader = load(*place(context), job.batch, test=True)
+        metrics = MetricRecord({**mark(module, loader), "num-examples": len(loader.dataset)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def central(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(mark(received(arrays), load(0, 1, 128, test=True)))
+
+    def counted(count: int) -> Callable[[list[RecordDict], str], MetricRecord]:
+        def all_of(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+            if len(records) != count:
+                raise RuntimeError(f"{len(records)} of {count} clients answered")
+            return aggregate_metricrecords(records, weighted_by)
+
+        return all_of
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         module = models.build(job.model, (1, 28, 28), 10)
         strategy = FedAvg(
             fraction_train=job.clients / job.pool,
-            fraction_evaluate=0.0,
+            fraction_evaluate=TESTED_PART if tested else 0.0,
             min_train_nodes=job.clients,  # the fraction is of those that are there at first
+            min_evaluate_nodes=asked,
             min_available_nodes=job.pool,
-            train_metrics_aggr_fn=counted,
+            train_metrics_aggr_fn=counted(job.clients),
+            evaluate_metrics_aggr_fn=counted(asked),
         )
-        found = strategy.start(grid, ArrayRecord(module.state_dict()), num_rounds=rounds)
-        if len(found.train_metrics_clientapp) == rounds:
+        arrays = ArrayRecord(module.state_dict())
+        found = strategy.start(
+            grid, arrays, num_rounds=rounds, evaluate_fn=central if tested else None
+        )
+        tests = (found.evaluate_metrics_clientapp, found.evaluate_metrics_serverapp)
+        done = len(found.train_metrics_clientapp) == rounds
+        if done and (not tested or all(len(each) >= rounds for each in tests)):
             Path(last).write_text(repr(time.time()))
 
     return server, client

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from gossamer.engine import transport
+
 settings.register_profile(
     "gossamer",
     deadline=None,
@@ -21,3 +23,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are to be tested, though clients of tests are so small that the engine needs none."""
+    monkeypatch.setattr(transport, "LIGHT", 0.0)
