@@ -12,17 +12,24 @@ from gossamer.cli.compare import Wanted, introduction, perform
 from gossamer.cli.parsing import Parser
 from gossamer.cli.plans import Plan
 from gossamer.config import Config, Experiment
+from gossamer.engine.options import Options
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "spafl": {"lr": 0.02, "alpha": 0.001},
-    "spdst": {"density": 0.1, "momentum": 0.5, "probe_epochs": 5.0, "schedule": "constant"},
+    "spdst": {
+        "lr": 0.15,
+        "density": 0.15,
+        "momentum": 0.5,
+        "probe_epochs": 5.0,
+        "schedule": "constant",
+    },
     # The paper's rates are for a thousand rounds.
     "fedsparse": {"lr": 0.05, "lambda0": 5e-5, "server_lr": 0.01, "threshold_lr": 0.01},
 }
-COMMON = {"clients": 8, "epochs": 2.0, "batch": 32, "lr": 0.1}
+COMMON = {"clients": 5, "epochs": 2.0, "batch": 32, "lr": 0.1}
 EXPERIMENT = Experiment(
-    data="fmnist-mini", partition="dirichlet:0.3", pool=40, model="lenet5_caffe", rounds=30, seed=1
+    data="fmnist-mini", partition="dirichlet:0.2", pool=20, model="lenet5_caffe", rounds=32, seed=1
 )
 
 
@@ -36,8 +43,9 @@ def demo(arguments: Sequence[str]) -> int:
     experiment = replace(EXPERIMENT, rounds=options.rounds)
     out = Path(options.out)
     todo = [
-        Plan(out / name / f"seed-{experiment.seed}", Config(name, {**COMMON, **own}, experiment))
+        Plan(out / name / f"seed-{experiment.seed}", config)
         for name, own in METHODS.items()
+        for config in [Config(name, {**COMMON, **own}, experiment, Options(eval_every=2))]
     ]
     told = (
         "A dense model, thresholds instead of weights, a sparse mask that all clients share, and "
