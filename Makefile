@@ -1,7 +1,9 @@
 # Every target makes what it needs from nothing: a virtual environment in .venv and all packages in it.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 STAMP := .venv/.ready
+DEMO := .venv/.demo
 DOCS := .venv/.docs
 
 .PHONY: setup demo test test-slow lint format bench docs clean
@@ -10,11 +12,18 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	@touch $(STAMP)
+	$(INSTALL) torch numpy
+	$(INSTALL) --editable ".[dev]"
+	@touch $(STAMP) $(DEMO)
 
-demo: $(STAMP)
+# What tools of development need, a demo does not wait for.
+$(DEMO): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) torch numpy
+	$(INSTALL) --editable ".[cli,plot,report,data]"
+	@touch $(DEMO)
+
+demo: $(DEMO)
 	$(BIN)/python -m gossamer demo
 
 test: $(STAMP)
@@ -36,7 +45,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 $(DOCS): $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(INSTALL) --editable ".[docs]"
 	@touch $(DOCS)
 
 # The variable stops an advertisement: the theme tells of MkDocs 2, which is not installed here.

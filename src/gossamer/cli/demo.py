@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 COMMON = {"clients": 5, "epochs": 2.0, "batch": 32, "lr": 0.1}
 EXPERIMENT = Experiment(
-    data="fmnist-mini", partition="dirichlet:0.2", pool=20, model="lenet5_caffe", rounds=32, seed=1
+    data="fmnist-mini", partition="dirichlet:0.2", pool=20, model="lenet5_caffe", rounds=28, seed=1
 )
 
 
