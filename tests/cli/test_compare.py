@@ -48,6 +48,10 @@ def test_seeds_of_all_methods_are_runs_on_the_same_federations(gossamer: Command
     assert facts[0] == facts[1] and facts[2] == facts[3] and facts[0] != facts[2]
     alone = gossamer("run", f"{runs[1]}/config.toml", "--out", "alone", "--quiet", "--json").json
     assert alone["state_hash"] == found.json["runs"][1]["state_hash"]
+    typed = Path(runs[1], "config.toml").read_text().partition("\n")[0]
+    assert re.fullmatch("# gossamer compare fedavg spafl .* --seeds 2 --seed 3 --json.*", typed)
+    page = Path(found.json["report"]).read_text()
+    assert f"<code>{typed[2:]}</code>, or this run alone: <code>gossamer run {runs[1]}/con" in page
 
 
 def test_table_csv_latex_and_page_have_the_same_figures(gossamer: Command) -> None:

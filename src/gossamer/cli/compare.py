@@ -15,7 +15,7 @@ from gossamer.cli.parsing import Parser, Refusal, given, say, warn
 from gossamer.cli.plans import Plan, changed, contender, flat, idle, parser, plans
 from gossamer.cli.report import write
 from gossamer.cli.results import comma_separated, latex, plain, results, seconds, text
-from gossamer.cli.run import INTERRUPTED, interrupts, refusing
+from gossamer.cli.run import INTERRUPTED, interrupts, one_line, refusing
 from gossamer.cli.whole import Whole
 from gossamer.config import Experiment, read
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
@@ -33,6 +33,8 @@ class Wanted:
     """How a comparison is done and shown."""
 
     out: Path
+    command: str
+    """What was typed."""
     again: str
     """The command that goes on with it."""
     title: str = ""
@@ -41,7 +43,6 @@ class Wanted:
     json: bool = False
     replace: bool = False
     """Runs with other settings, where these should be, begin anew instead of being refused."""
-    command: str = "gossamer compare"
     what: str = "comparison"
     keeps: bool = True
     """Whether `again` goes on with the settings that are there, whatever they are."""
@@ -71,7 +72,9 @@ def compare(arguments: Sequence[str]) -> int:
     if not options.quiet:
         for note in idle(contenders, options):
             say(f"note: {note}")
-    wanted = Wanted(out, _again(out), options.title, "", options.quiet, options.json)
+    wanted = Wanted(
+        out, _typed(arguments), _again(out), options.title, "", options.quiet, options.json
+    )
     return perform(todo, wanted)
 
 
@@ -130,7 +133,14 @@ def _resume(arguments: Sequence[str]) -> int:
             )
             for plan in todo
         ]
-    return perform(todo, Wanted(out, _again(out), options.title, "", options.quiet, options.json))
+    wanted = Wanted(
+        out, _typed(arguments), _again(out), options.title, "", options.quiet, options.json
+    )
+    return perform(todo, wanted)
+
+
+def _typed(arguments: Sequence[str]) -> str:
+    return shlex.join(["gossamer", "compare", *arguments])
 
 
 def _listed(out: Path) -> list[Plan]:
@@ -173,7 +183,7 @@ def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
             (plan.folder / "events.jsonl").unlink(missing_ok=True)
         if plan in anew or not (plan.folder / "config.toml").exists():
             plan.folder.mkdir(parents=True, exist_ok=True)
-            config = plan.config.toml(f"{wanted.command}: {plan.title}")
+            config = plan.config.toml(one_line(wanted.command))
             write_atomically(plan.folder / "config.toml", config.encode())
     names = [str(plan.folder.relative_to(wanted.out)) for plan in todo]
     write_atomically(wanted.out / LIST, json.dumps({"runs": names}, indent=1).encode())

@@ -53,5 +53,6 @@ def demo(arguments: Sequence[str]) -> int:
         f"Fashion-MNIST, {introduction(experiment)}. Clients of spafl keep models of their own; "
         "that of their server is not meant to be used."
     )
-    again = shlex.join(["gossamer", "demo", *arguments])
-    return perform(todo, Wanted(out, again, "Gossamer demo", told, json=options.json, replace=True))
+    command = shlex.join(["gossamer", "demo", *arguments])
+    wanted = Wanted(out, command, command, "Gossamer demo", told, json=options.json, replace=True)
+    return perform(todo, wanted)

@@ -20,7 +20,7 @@ from gossamer.methods import METHODS
 OWN = {
     "synthetic": "Synthetic(1, 1) of Li et al., drawn when asked for; synthetic:ALPHA,BETA",
     "npz:FILE": "arrays x and y, or x_train, y_train, x_test, y_test",
-    "csv:FILE": "numeric columns, the label last",
+    "csv:FILE": "numeric columns; the label is the column label or y, else the last",
     "folder:FOLDER": "images in one folder per class",
 }
 """Data that are made or yours, and that `gossamer data` therefore does not list."""

@@ -74,15 +74,8 @@ def paper(arguments: Sequence[str]) -> int:
         return _foreseen(table, scale, todo, options.json)
     if not options.quiet:
         say(_heading(table, scale))
-    again = shlex.join(["gossamer", "paper", *arguments])
-    wanted = Wanted(
-        out,
-        again,
-        quiet=options.quiet,
-        command=f"gossamer paper {table.name}",
-        what=table.name,
-        keeps=False,
-    )
+    command = shlex.join(["gossamer", "paper", *arguments])
+    wanted = Wanted(out, command, command, quiet=options.quiet, what=table.name, keeps=False)
     return carry_out(todo, wanted) or _shown(table, scale, plans, wanted, options.json)
 
 

@@ -24,7 +24,7 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     if not options.runs:
-        raise Refusal("name the folder of a run, e.g. `gossamer report runs/demo/fedavg`")
+        raise Refusal("name the folder of a run, e.g. `gossamer report runs/demo/fedavg/seed-1`")
     with refusing():
         try:
             found = compose(options.runs, options.title)

@@ -133,7 +133,10 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         name = config.method.rpartition(":")[2]
         sinks = [tracker(word, out, name, warn) for word in trackers]
         if not resume:
-            write_atomically(out / "config.toml", config.toml(_command()).encode())
+            write_atomically(
+                out / "config.toml",
+                config.toml(one_line(shlex.join(["gossamer", *sys.argv[1:]]))).encode(),
+            )
     if not options.quiet:
         sinks.append(display(wish.rounds, name, out))
     stop = Stop()
@@ -253,9 +256,9 @@ def _fresh(method: str) -> Path:
     return out
 
 
-def _command() -> str:
-    words = shlex.join(["gossamer", *sys.argv[1:]])
-    return "".join(letter if letter.isprintable() else " " for letter in words)
+def one_line(command: str) -> str:
+    """A command as a comment of a file can hold it."""
+    return "".join(letter if letter.isprintable() else " " for letter in command)
 
 
 def _resume(out: Path, engine: str = ENGINES[0]) -> str:
