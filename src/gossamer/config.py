@@ -65,20 +65,19 @@ class Config:
 
     def build(self) -> tuple[AnyMethod, Task, Federation]:
         """The method, task and federation; anything wrong is said before any work."""
+        self.check()
+        method = self.build_method()
+        federation = self.build_federation()
+        enough(method, len(federation.pool))
+        return method, self.build_task(federation), federation
+
+    def check(self) -> None:
+        """Raises what is wrong with experiment and options, whatever the data are."""
         fields.check(self.experiment)
         fields.check(self.options)
         Mode.parse(self.experiment.wire)
         if self.options.network:
             Network.parse(self.options.network)
-        method = self.build_method()
-        federation = self.build_federation()
-        clients = getattr(method, "clients", None)
-        if isinstance(clients, int) and clients > len(federation.pool):
-            raise ValueError(
-                f"{clients} clients per round asked for, but the pool has {len(federation.pool)}; "
-                f"use --clients {len(federation.pool)} or fewer, or a larger --pool"
-            )
-        return method, self.build_task(federation), federation
 
     def build_method(self) -> AnyMethod:
         """The method with its settings, checked."""
@@ -134,6 +133,16 @@ class Config:
             ("options", _plain(self.options)),
         ]
         return head + "\n".join(_table(name, values) for name, values in parts)
+
+
+def enough(method: AnyMethod, pool: int) -> None:
+    """An error if a method asks for more clients a round than there are."""
+    clients = getattr(method, "clients", None)
+    if isinstance(clients, int) and clients > pool:
+        raise ValueError(
+            f"{clients} clients per round asked for, but the pool has {pool}; "
+            f"use --clients {pool} or fewer, or a larger --pool"
+        )
 
 
 def read(path: Path) -> Config:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.progress import Lines, Live, failure
+from gossamer.engine import replay
 from gossamer.engine.events import ClientFailed, Clock, Evaluated, Measured, RoundFinished
 
 from .test_stopping import Command
@@ -89,11 +90,14 @@ def test_a_terminal_shows_every_figure_whatever_its_width(width: int) -> None:
     assert re.search(r"left \d+:\d\d", last)
 
 
-def test_a_failure_tells_how_to_replay_it_where_that_is_possible() -> None:
-    text = failure(FAILED, Path("my run"))
-    assert text.endswith("replay it with: gossamer replay 'my run' --round 2 --client 7")
+def test_a_failure_tells_how_to_replay_it_where_that_is_possible(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    assert "replay" not in failure(FAILED, run)  # nothing was kept, such as of a silent node
+    replay.path(run / "rounds", 2, 7).parent.mkdir(parents=True)
+    replay.path(run / "rounds", 2, 7).touch()
+    text = failure(FAILED, run)
+    assert text.endswith(f"replay it with: gossamer replay '{run}' --round 2 --client 7")
     assert "replay" not in failure(FAILED)
-    assert "replay" not in failure(ClientFailed(2, 7, "decode", "no", 0, 0), Path("a"))
 
 
 def test_the_demo_compares_methods_writes_a_report_and_can_be_read_by_programs(

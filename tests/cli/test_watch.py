@@ -20,6 +20,7 @@ from gossamer.cli.watch import (
     frame,
     sparkline,
 )
+from gossamer.engine import replay
 from gossamer.engine.events import (
     ClientFinished,
     Clock,
@@ -105,8 +106,16 @@ def test_trackers_have_a_curve_of_every_figure_that_is_shown() -> None:
     }
 
 
-def test_failures_silence_damage_and_newer_logs_are_told() -> None:
+def test_failures_silence_damage_and_newer_logs_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     failures = [replace(FAILED, client=number) for number in range(5)]
+    for event in failures:
+        kept = replay.path(Path("a run/rounds"), event.round, event.client)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+    Path("a run/config.toml").touch()
     found = seen(replace(STARTED, schema=9), *a_round(1), *failures)
     for damage in (b"{\n", b"[]\n", b'{"event": "finished"}\n', b'{"event": []}\n', b"\xff\n"):
         assert found.take(damage) is None
@@ -118,6 +127,8 @@ def test_failures_silence_damage_and_newer_logs_are_told() -> None:
     assert "newer version (9, known is 1)" in text
     assert "no news for 2:05; if it was stopped: gossamer resume 'a run'" in text
     assert "no news" not in "\n".join(frame(found, 1030.0))
+    Path("a run/config.toml").unlink()
+    assert "if it was stopped: `gossamer serve` its project again" in frame(found, 1125.0)[-1]
 
 
 def test_curves_are_drawn_from_their_lowest_to_their_highest() -> None:

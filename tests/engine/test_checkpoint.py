@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -254,3 +256,25 @@ def test_a_stray_file_among_the_rounds_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "rounds/000099").write_text("not a folder")
     again = run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, resume=True)
     assert again.state_hash == first.state_hash
+
+
+def test_a_run_that_goes_on_is_not_run_by_another_process(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="the system has no such locks")
+
+    def go(resume: bool) -> Summary:
+        return run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, options=EVERY, resume=resume)
+
+    first = go(resume=False)
+    log = lines(tmp_path / "events.jsonl")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom gossamer.engine.checkpoint import held\n"
+        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(checkpoint.Unusable, match="is being run by another process"):
+            go(resume=True)
+        other.kill()
+    assert lines(tmp_path / "events.jsonl") == log
+    assert go(resume=True).state_hash == first.state_hash

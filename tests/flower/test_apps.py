@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ from loopback import NODES, log_of, set_up, simulated
 pytest.importorskip("flwr", reason="needs Flower: pip install 'gossamer[flower]'")
 
 from flower_grid import InProcess
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from gossamer.engine import events
-from gossamer.flower.apps import asked, client_app, enclosed, server_app, unclosed, where
+from gossamer.flower.apps import (
+    Carriage,
+    asked,
+    client_app,
+    enclosed,
+    server_app,
+    unclosed,
+    where,
+)
 from gossamer.flower.letters import Letter
 from gossamer.flower.node import Setup
 from gossamer.flower.post import Patience
@@ -134,3 +145,39 @@ def test_heads_are_small(tmp_path: Path) -> None:
     text = (tmp_path / "flown" / "letters.jsonl").read_text()
     tallies = [json.loads(line) for line in text.splitlines()]
     assert all(tally["head"] / tally["letters"] < 800 for tally in tallies)
+
+
+class Broken(Grid):
+    """A grid on which one of the messages cannot be put together."""
+
+    def __init__(self, good: Message, bad: str) -> None:
+        self.good, self.bad = good, bad
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if self.bad in message_ids:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        return [self.good] if self.good.metadata.reply_to_message_id in message_ids else []
+
+    set_run = run = create_message = get_node_ids = push_messages = send_and_receive = None
+
+
+def test_garbage_of_one_node_costs_the_others_nothing() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
+    question = Message(enclosed(Letter({"kind": "hello"})), 5, "train")
+    question.metadata.__dict__["_message_id"] = "good"
+    answer = Message(enclosed(Letter({"kind": "here"})), reply_to=question)
+    found = Carriage(Broken(answer, "bad")).collect(["good", "bad", "late"])
+    assert [(each.id, each.letter) for each in found] == [
+        ("good", Letter({"kind": "here"})),
+        ("bad", None),
+    ]
+    assert found[1].reason.startswith("its answer cannot be read: UnicodeDecodeError")
+
+
+def test_an_error_without_a_reason_is_one() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
+    question = Message(enclosed(Letter({"kind": "hello"})), 5, "train")
+    question.metadata.__dict__["_message_id"] = "good"
+    answer = Message(Error(2, " \n"), reply_to=question)
+    (found,) = Carriage(Broken(answer, "bad")).collect(["good"])
+    assert found.reason == "error 2: no reason was given"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from loopback import Loopback, log_of, served
 
 from gossamer.cli import main
 from gossamer.config import Config, Experiment
-from gossamer.engine import events
+from gossamer.engine import Options, events
 from gossamer.flower.node import Node, Setup
 from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import SIZES, at_node, at_server
@@ -103,3 +104,34 @@ def test_a_node_has_the_data_of_one_client(config: Config, tmp_path: Path) -> No
     assert len(setup.federation.client(1).train) == 25
     with pytest.raises(ValueError, match="data of client 1, not of client 0"):
         setup.federation.client(0)
+
+
+def test_a_node_that_forgot_its_data_is_refused(config: Config, tmp_path: Path) -> None:
+    loop = loop_of(config, tmp_path, {0: 20, 2: 40})
+    loop.nodes_by_id[101] = Node(at_node(config, {"partition-id": 1}), tmp_path / "node-1", [1])
+    with pytest.raises(TimeoutError, match="missing: 1"):
+        run(at_server(config), loop, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--pool", "2", "--clients", "5"], "5 clients per round asked for, but the pool has 2"),
+        (["--pool", "2", "--clients", "1", "--network", "fast"], "network"),
+    ],
+)
+def test_what_cannot_run_is_refused_where_data_are_at_nodes_too(
+    config: Config, more: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = config.experiment
+    words = ["flower", "init", "--data", wish.data, "--model", wish.model, "--own-data"]
+    assert main([*words, str(tmp_path / "app"), *more]) == 2
+    assert reason in capsys.readouterr().err and not (tmp_path / "app").exists()
+
+
+def test_the_best_round_can_go_by_validation_data_of_nodes(config: Config, tmp_path: Path) -> None:
+    wish, options = replace(config.experiment, valid=0.2), Options(select="valid")
+    config = replace(config, experiment=wish, options=options)
+    run(at_server(config), loop_of(config, tmp_path, {0: 20, 1: 30, 2: 40}), tmp_path / "run")
+    last = events.read(tmp_path / "run" / "events.jsonl")[-1]
+    assert last["select"] == "valid" and last["accuracy"]["valid_best"] is not None

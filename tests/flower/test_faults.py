@@ -57,6 +57,18 @@ def body(answer: Letter | None, data: bytes) -> Letter:
         (lambda answer: head(answer, kind="nonsense"), "network", "of no known kind"),
         (lambda answer: head(answer, kept="../../etc"), "network", "has no fingerprint"),
         (lambda answer: head(answer, flops=-1), "network", "-1 is no count"),
+        (lambda answer: head(answer, flops=10**400), "network", "is no count"),
+        (lambda answer: head(answer, metrics={"loss": 10**400}), "network", "are no numbers"),
+        (
+            lambda answer: head(answer, rows=[["a", 1.5, 0, 0], ["b", 10**400, 0, 0]]),
+            "network",
+            "no number of bits",
+        ),
+        (
+            lambda answer: head(answer, kind="broke", stage="step", reason="No\ud800\x1b[2J: x"),
+            "step",
+            "No  [2J: x",
+        ),
         (lambda answer: head(answer, density=2.0), "network", "2.0 is no share"),
         (lambda answer: head(answer, rows=[["all", 8.0, 0, 0]]), "network", "account is not that"),
         (lambda answer: head(answer, rows=[["all", -1, 0, 0]]), "network", "no number of bits"),
@@ -253,3 +265,46 @@ def test_who_cannot_be_evaluated_is_left_out_of_the_figures(tmp_path: Path) -> N
     log = events.read(tmp_path / "served" / "events.jsonl")
     evaluated = [event["clients"] for event in log if event["event"] == "evaluated"]
     assert evaluated[0] == 12 and evaluated[-1] < 12
+
+
+def test_a_node_that_is_silent_at_the_roll_call_costs_nobody_else_the_round(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=3, eval_every=0)
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
+        return None if parcel.node == 103 else answer or Letter({})
+
+    loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
+    served(setup, loop, tmp_path / "served", min_present=3, min_replies=0)
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    failed = [event for event in log if event["event"] == "client-failed"]
+    assert failed and all(event["client"] % 4 == 3 for event in failed)
+    assert log[-1]["event"] == "finished" and log[-1]["round"] == 3
+
+
+def test_a_node_that_was_refused_and_started_anew_takes_part(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=3, eval_every=0)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    right, asked = loop.nodes_by_id[103], [0]
+    loop.nodes_by_id[103] = Node(replace(setup, seed=1), tmp_path / "wrong", [3])
+
+    def fault(parcel: Parcel, answer: Letter | None) -> Letter:
+        if parcel.node == 103 and answer is None:
+            asked[0] += 1
+            if asked[0] == 2:
+                loop.nodes_by_id[103] = right
+        return answer or Letter({})
+
+    loop.fault = fault
+    served(setup, loop, tmp_path / "served", gather=100.0)
+    log = events.read(tmp_path / "served" / "events.jsonl")
+    assert not [event for event in log if event["event"] == "client-failed"]
+    calls = [parcel for parcel in loop.sent if parcel.node == 103 and parcel.purpose == "query"]
+    assert len(calls) == 2  # and not at every look at the post
+
+
+def test_letters_say_how_long_an_answer_is_of_any_use(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=2)
+    loop = Loopback.of(setup, tmp_path / "nodes")
+    served(setup, loop, tmp_path / "served")
+    assert {parcel.purpose for parcel in loop.sent} == {"query", "train", "evaluate"}
+    assert all(0 < parcel.letter.head["seconds"] <= parcel.seconds for parcel in loop.sent)

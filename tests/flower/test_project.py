@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,64 @@ def test_a_project_that_could_not_run_is_not_written(
     assert reason in capsys.readouterr().err and not (tmp_path / "app").exists()
 
 
+def test_nodes_get_the_app_and_nothing_of_what_the_server_keeps_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs Flower: gossamer[flower]")
+    (tmp_path / "long.py").write_text(
+        "from gossamer import FedAvg\n\n\nclass PersonalisedSparseAveraging(FedAvg):\n    pass\n"
+    )
+    app = tmp_path / "app"
+    words = ["--method", f"{tmp_path / 'long.py'}:PersonalisedSparseAveraging", *SMALL]
+    assert main(["flower", "init", str(app), "--clients", "3", *words]) == 0
+    for name in ("run/events.jsonl", "run/rounds/1/meta.json", "certs/notes.md", "other/a.json"):
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text("{}")
+    deep = app / ".flower" / "/".join("deeper" for _ in range(12))
+    deep.mkdir(parents=True)
+    (deep / "config.toml").touch()
+    flwr, known = commands.run(app)[0], commands.environment(tmp_path / "home")
+    subprocess.run([flwr, "build", "--app", str(app)], cwd=tmp_path, env=known, check=True)
+    (packed,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(packed) as file:
+        assert {name for name in file.namelist() if not name.startswith(".info")} == {
+            "LICENSE",
+            "pyproject.toml",
+            *(f"{PACKAGE}/{name}" for name in ("__init__.py", "server.py", "client.py", CONFIG)),
+        }
+
+
+def test_a_server_does_not_start_beside_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "app")
+    monkeypatch.setattr("gossamer.cli.flower._needs_flower", lambda: None)
+    monkeypatch.setattr("gossamer.cli.flower.SILENT", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(tmp_path / "app"), "--insecure", "--port", port]) == 2
+    assert f"something listens at 127.0.0.1:{port} already" in capsys.readouterr().err
+
+
+def test_a_process_of_flower_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("the system cannot be asked for it")
+    program = (
+        "import os, signal, sys\n"
+        "from gossamer.cli.flower import _running\n"
+        "words = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
+        "with _running(words, dict(os.environ)) as child:\n"
+        "    print(child.pid, flush=True)\n"
+        "    child.wait()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        told = {parent.stdout.readline().strip() for _ in range(2)}
+        parent.kill()
+        parent.wait()
+        # The pipe is at its end when nobody is left who could write to it.
+        assert "1" in told and len(told) == 2 and parent.stdout.read() == ""
+
+
 def test_a_project_is_not_written_over_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,10 +139,15 @@ def test_certificates_hold_for_the_hosts_and_secrets_are_for_the_owner(tmp_path:
     )
     server.verify_directly_issued_by(root)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["server.example"]
-    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert names.get_values_for_type(x509.DNSName) == ["server.example", "localhost"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == [
+        "10.0.0.7",
+        "127.0.0.1",  # by which the server reaches its own SuperLink
+    ]
     before = (tmp_path / "node-0").read_bytes()
-    more = certs.make(tmp_path, ["other"], 3)
+    with pytest.raises(ValueError, match=r"server\.pem is not for other; make certificates in ano"):
+        certs.make(tmp_path, ["10.0.0.7", "other"], 3)
+    more = certs.make(tmp_path, [], 3)
     assert [path.name for path in more] == ["node-2", "node-2.pub"]
     assert (tmp_path / "node-0").read_bytes() == before
     assert len({certs.short(tmp_path / f"node-{index}.pub") for index in range(3)}) == 3
@@ -96,6 +163,10 @@ def test_links_are_encrypted_and_nodes_authenticated_unless_asked_otherwise(tmp_
     assert f'partition-id=1 num-partitions=3 state-dir="{tmp_path / "states"}"' in node
     told = tomllib.loads(commands.configuration(link))["superlink"][commands.CONNECTION]
     assert told == {"address": "10.0.0.7:9093", "root-certificates": str(tmp_path / certs.CA)}
+    everywhere = Link("0.0.0.0", 9093, tmp_path)
+    assert "0.0.0.0" in commands.superlink(everywhere, tmp_path / "state.db")
+    told = tomllib.loads(commands.configuration(everywhere))["superlink"][commands.CONNECTION]
+    assert told["address"] == "127.0.0.1:9093"
     bare = Link("10.0.0.7", 9093, None)
     assert "--insecure" in commands.superlink(bare, tmp_path / "state.db")
     assert tomllib.loads(commands.configuration(bare))["superlink"]["gossamer"]["insecure"] is True
@@ -112,7 +183,7 @@ def test_links_are_encrypted_and_nodes_authenticated_unless_asked_otherwise(tmp_
         (["join", "a:1", "--node", "2", "--nodes", "2"], "--node is 2, but 2 nodes"),
         (["join", "a:1", "--node", "0", "--nodes", "2"], "name certificates with --certs"),
         (["flower"], "say `gossamer flower init FOLDER"),
-        (["flower", "certs", "X", "--nodes", "0"], "at least one of --hosts"),
+        (["flower", "certs", "X", "--nodes", "0"], "at least one of --nodes"),
     ],
 )
 def test_commands_refuse_what_cannot_work(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import signal
+import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -28,11 +31,14 @@ from gossamer.flower.server import at_server, set_up
 
 READY = 120.0
 """Seconds in which a SuperLink must have started."""
+SILENT = 10.0
+"""Seconds in which a SuperLink must be gone whose server was killed."""
 CONNECTED, PAUSE = 60.0, 2.0
 """Seconds after which a node that ends had been connected, and between two attempts to be."""
 PATIENCE = (5.0, 60.0)
 """Seconds, at least and at most, in which Flower's own process must reach the server."""
 PORT, NODE_PORT = 9093, 9100
+PR_SET_PDEATHSIG = 1
 
 
 def flower(arguments: Sequence[str]) -> int:
@@ -64,6 +70,7 @@ def serve(arguments: Sequence[str]) -> int:
     home.mkdir(exist_ok=True)
     write_atomically(home / "config.toml", commands.configuration(link).encode())
     environment = commands.environment(home)
+    _await_silence(link)
     with _running(commands.superlink(link, home / "state.db"), environment) as process:
         await_link(link, process)
         keys = sorted(link.certificates.glob("node-*.pub")) if link.certificates else []
@@ -177,14 +184,16 @@ def _init(arguments: Sequence[str]) -> int:
 def _certs(arguments: Sequence[str]) -> int:
     parser = Parser(prog="gossamer flower certs", description="Makes a CA, and keys for all.")
     parser.add_argument("folder", help="where certificates and keys are to lie")
-    parser.add_argument("--hosts", default="127.0.0.1,localhost", help="names of the server")
+    parser.add_argument(
+        "--hosts", default="", help="names and addresses of the server, besides 127.0.0.1"
+    )
     parser.add_argument("--nodes", type=int, required=True, help="how many nodes get a key")
     parser.add_argument("--days", type=int, default=certs.DAYS, help="how long they are valid")
     options = parser.read(arguments)
     _needs_flower()
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
-    if not hosts or options.nodes < 1 or options.days < 1:
-        raise Refusal("certificates need at least one of --hosts, one of --nodes, one of --days")
+    if options.nodes < 1 or options.days < 1:
+        raise Refusal("certificates need at least one of --nodes and one of --days")
     with refusing():
         written = certs.make(Path(options.folder), hosts, options.nodes, options.days)
     for path in written:
@@ -223,17 +232,24 @@ def _needs_flower() -> None:
         raise Refusal("this needs Flower: pip install 'gossamer[flower]'")
 
 
+def _follow() -> None:
+    """In a new process: asks the system to end it when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextmanager
 def _running(
     command: Sequence[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not outlive this one, be it interrupted or terminated."""
+    """A process that does not outlive this one, be it interrupted, terminated or (Linux) killed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, end)
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen(
+        command, env=environment, preexec_fn=_follow if sys.platform == "linux" else None
+    )
     try:
         yield process
     finally:
@@ -246,19 +262,43 @@ def _running(
             process.wait()
 
 
+def _await_silence(link: Link) -> None:
+    """Refuses to start beside a SuperLink that is there, such as one whose server was killed."""
+    until = time.monotonic() + SILENT
+    while _listens(link):
+        if time.monotonic() > until:
+            raise Refusal(
+                f"something listens at {link.address} already; if it was left by a server that was "
+                "killed, end it (`flower-superlink`), or use another --port"
+            )
+        time.sleep(0.2)
+
+
+def _listens(link: Link) -> bool:
+    try:
+        with socket.create_connection((link.near, link.port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
 def await_link(link: Link, process: subprocess.Popen[bytes]) -> None:
     """Waits until the SuperLink answers."""
     context, scheme = None, "http"
     if link.certificates is not None:
         context, scheme = ssl.create_default_context(cafile=link.certificates / certs.CA), "https"
-    host = "127.0.0.1" if link.host in ("0.0.0.0", "::") else link.host
     until = time.monotonic() + READY
     while process.poll() is None and time.monotonic() < until:
         try:
-            url = f"{scheme}://{host}:{link.port}/health"
+            url = f"{scheme}://{link.near}:{link.port}/health"
             with urllib.request.urlopen(url, timeout=5, context=context):
                 return
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, OSError) as problem:
+            if isinstance(getattr(problem, "reason", None), ssl.SSLCertVerificationError):
+                raise Refusal(
+                    f"{link.certificates} does not hold for {link.near}: {problem}; "
+                    f"make others with `gossamer flower certs --hosts {link.near}`"
+                ) from None
             time.sleep(0.2)
     raise Refusal(f"the SuperLink did not start at {link.address}; what it said is above")
 

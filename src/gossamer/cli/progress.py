@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from gossamer.engine import replay
 from gossamer.engine.events import (
     ClientFailed,
     ClientFinished,
@@ -166,10 +167,10 @@ def failure(event: ClientFailed, run: Path | None = None) -> str:
         f"client {event.client} failed in {event.stage} of round {event.round} "
         f"and was left out: {event.reason}"
     )
-    if run is None or event.stage in ("decode", "wire"):
+    if run is None or not replay.path(run / "rounds", event.round, event.client).exists():
         return text
-    replay = f"gossamer replay {shlex.quote(str(run))}"
-    return f"{text}; replay it with: {replay} --round {event.round} --client {event.client}"
+    command = f"gossamer replay {shlex.quote(str(run))}"
+    return f"{text}; replay it with: {command} --round {event.round} --client {event.client}"
 
 
 def display(rounds: int, title: str, run: Path | None = None) -> Sink:

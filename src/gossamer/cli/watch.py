@@ -302,6 +302,8 @@ def frame(seen: Seen, now: float) -> list[str]:
         lines.append(f"the log is of a newer version ({first.schema}, known is {SCHEMA})")
     if not seen.finished and now - seen.told > max(SILENCE, 10 * (seen.pace or 0)):
         resume = f"gossamer resume {shlex.quote(str(seen.run))}"
+        if not (seen.run / "config.toml").exists():  # the run of a project, at its server
+            resume = "`gossamer serve` its project again"
         lines.append(f"no news for {_clock(now - seen.told)}; if it was stopped: {resume}")
     return lines
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from typing import Any
 from gossamer.cost import Cost
 from gossamer.engine.store import round_folder, written_rounds
 from gossamer.wire import fingerprint
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
 PARTS = {"progress", "events", "run", "server"}
@@ -26,6 +32,25 @@ KEPT = 2
 
 class Unusable(ValueError):
     """A run that cannot go on from where it stands; the message says why."""
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Keeps other processes from running the same run, where the system has such locks."""
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unusable(f"{out} is being run by another process; see `gossamer watch`") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True)

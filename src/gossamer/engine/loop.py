@@ -163,6 +163,7 @@ class _Engine:
         self.progress = Progress()
         self.state: Any = None
         self.log: EventLog | None = None
+        self.holding = ExitStack()
         self.began = time.perf_counter()
         self.saved_at = self.began
         self.save_took = 0.0
@@ -180,6 +181,7 @@ class _Engine:
             self.state = load(found.server, self.types)
         self.shown = measures(self.method, self.server_ctx(self.progress.round), self.state)
         checkpoint.ready(self.out, 3 * len(dump(self.state)) + 2**20)
+        self.holding.enter_context(checkpoint.held(self.out))
         self.folder.mkdir(exist_ok=True)
         self.store = Store(self.folder, self.types)
         self.store.rollback(self.progress.round if found else -1)
@@ -385,5 +387,6 @@ class _Engine:
     def close(self) -> None:
         if self.log is not None:
             self.log.close()
+        self.holding.close()
         for sink in self.sinks:
             sink.close()

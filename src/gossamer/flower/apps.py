@@ -17,9 +17,11 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from google.protobuf.message import DecodeError
 
 from gossamer import fields
-from gossamer.flower.letters import Letter
+from gossamer.engine.participant import one_line
+from gossamer.flower.letters import Letter, plain
 from gossamer.flower.node import Node, Setup
 from gossamer.flower.post import Arrival, Parcel, Patience
 from gossamer.flower.server import serve
@@ -29,6 +31,9 @@ RECORD, HEAD, BODY = "gossamer", "head", "body"
 STYPE = "gossamer/1"
 STALLED = 75
 """Exit code of a client that outlived its round."""
+
+GARBAGE = (DecodeError, ValueError, TypeError, LookupError, AttributeError)
+"""What Flower raises over a message that its sender made up."""
 
 
 class Carriage:
@@ -65,18 +70,28 @@ class Carriage:
         """Pulls answers; one that is no letter is a reason."""
         if not ids:
             return []
-        found = []
-        for message in self._grid.pull_messages(list(ids)):
-            id = message.metadata.reply_to_message_id
-            if message.has_error():
-                reason = (message.error.reason or "no reason was given").strip().splitlines()[-1]
-                found.append(Arrival(id, None, f"error {message.error.code}: {reason}"))
-                continue
-            try:
-                found.append(Arrival(id, unclosed(message.content)))
-            except WireError as problem:
-                found.append(Arrival(id, None, str(problem)))
-        return found
+        try:
+            return [_arrival(message) for message in self._grid.pull_messages(list(ids))]
+        except GARBAGE:  # somebody's: so ask for each alone
+            return [arrival for id in ids for arrival in self._alone(id)]
+
+    def _alone(self, id: str) -> list[Arrival]:
+        try:
+            return [_arrival(message) for message in self._grid.pull_messages([id])]
+        except GARBAGE as problem:
+            return [Arrival(id, None, f"its answer cannot be read: {one_line(problem)}")]
+
+
+def _arrival(message: Message) -> Arrival:
+    """What came; anything but a letter is a reason."""
+    id = message.metadata.reply_to_message_id
+    if message.has_error():
+        lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
+        return Arrival(id, None, f"error {message.error.code}: {plain(lines[-1][:1000])}")
+    try:
+        return Arrival(id, unclosed(message.content))
+    except WireError as problem:
+        return Arrival(id, None, str(problem))
 
 
 def enclosed(letter: Letter) -> RecordDict:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CA, CA_KEY = "ca.crt", "ca.key"
 SERVER, SERVER_KEY = "server.pem", "server.key"
 DAYS = 365
+HERE = ("127.0.0.1", "localhost")
 
 
 def node_key(folder: Path, index: int) -> Path:
@@ -31,16 +32,31 @@ def node_key(folder: Path, index: int) -> Path:
 def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = DAYS) -> list[Path]:
     """Writes a CA, a server certificate for some hosts, and keys for nodes; keeps what is there.
 
-    Only the owner can read what is secret. A folder that has a CA gets keys for more nodes.
+    Only the owner can read what is secret. The certificate is also for the server's own machine.
+    A folder that has a CA gets keys for more nodes; an error if its certificate lacks a host.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     if not (folder / CA).exists():
-        written += _authority(folder, hosts, days)
+        written += _authority(folder, list(dict.fromkeys([*hosts, *HERE])), days)
+    elif (folder / SERVER).exists() and (missing := set(hosts) - names(folder / SERVER)):
+        raise ValueError(
+            f"{folder / SERVER} is not for {', '.join(sorted(missing))}; make certificates in "
+            "another folder, and give nodes the new ones"
+        )
     for index in range(nodes):
         if not node_key(folder, index).exists():
             written += _node(node_key(folder, index))
     return written
+
+
+def names(certificate: Path) -> set[str]:
+    """The hosts that a certificate is for."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    told = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(each.value) for each in told}
 
 
 def short(public: Path) -> str:

@@ -43,6 +43,11 @@ class Link:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def near(self) -> str:
+        """The host by which the server itself reaches it, if it listens everywhere."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
 
 def environment(home: Path) -> dict[str, str]:
     """Of Flower's processes, with a home of its own."""
@@ -69,7 +74,7 @@ def configuration(link: Link) -> str:
             f'default = "{CONNECTION}"',
             "",
             f"[superlink.{CONNECTION}]",
-            f'address = "{link.address}"',
+            f'address = "{link.near}:{link.port}"',
             *lines,
             "",
         ]

@@ -64,7 +64,7 @@ class Distant:
         """The server's data, and what nodes said of theirs."""
         sizes = [client.examples for client in self.pool]
         told = facts(np.array([client.budget for client in self.pool]))
-        return {**self.own.describe(), "at": "nodes", "examples": sizes, "valid": 0, **told}
+        return {**self.own.describe(), "at": "nodes", "examples": sizes, **told}
 
     def client(self, id: int) -> Data:
         """Nothing: it is elsewhere."""

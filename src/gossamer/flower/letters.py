@@ -8,7 +8,6 @@ Whatever comes from the other side may be garbage: reading it raises `WireError`
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -22,6 +21,8 @@ from gossamer.wire.schema import Types
 
 LONGEST_HEAD = 2**22
 """Bytes of a head, at most."""
+LARGEST = 2**62
+"""Whatever a node counts, it is less."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Here:
 # the server's letters ----------------------------------------------------------------------------
 
 
-def hello() -> Letter:
-    """Asks a node who it is."""
-    return Letter({"kind": "hello"})
+def hello(seconds: float) -> Letter:
+    """Asks a node who it is; it need not answer later."""
+    return Letter({"kind": "hello", "seconds": seconds})
 
 
 def train(ask: Ask, run: str, kept: str, explain: bool, seconds: float) -> Letter:
@@ -91,7 +92,12 @@ def train(ask: Ask, run: str, kept: str, explain: bool, seconds: float) -> Lette
 
 
 def evaluate(
-    run: str, round: int, budgets: Sequence[float], kept: Mapping[int, str], state: bytes
+    run: str,
+    round: int,
+    budgets: Sequence[float],
+    kept: Mapping[int, str],
+    state: bytes,
+    seconds: float,
 ) -> Letter:
     """Asks how models of clients do on their own data; models may depend on the server's state."""
     head = {
@@ -100,6 +106,7 @@ def evaluate(
         "round": round,
         "budgets": list(budgets),
         "kept": [[client, name] for client, name in kept.items()],
+        "seconds": seconds,
     }
     return Letter(head, state)
 
@@ -174,7 +181,7 @@ def read_here(letter: Letter) -> Here:
             clients = {}
             for pair in listed:
                 match pair:
-                    case [int(client), int(examples)] if client >= 0 and examples >= 0:
+                    case [int(client), int(examples)] if client >= 0 <= examples < LARGEST:
                         clients[client] = examples
                     case _:
                         raise WireError(f"a node cannot stand for {pair!r}")
@@ -221,7 +228,7 @@ def _read_failure(head: Mapping[str, Any]) -> Broke:
     reason = head.get("reason")
     if stage not in get_args(Stage) or not isinstance(reason, str):
         raise WireError("a client failed without a reason")
-    return Broke(stage, (reason.splitlines() or [""])[0][:1000])
+    return Broke(stage, plain((reason.splitlines() or [""])[0][:1000]))
 
 
 def _read_done(letter: Letter) -> Done:
@@ -230,14 +237,14 @@ def _read_done(letter: Letter) -> Done:
     metrics = head.get("metrics")
     if not isinstance(rows, list) or not isinstance(message, str) or not isinstance(metrics, dict):
         raise WireError("a client's account is incomplete")
-    if not all(type(value) in (int, float) for value in metrics.values()):
+    if not all(_is_metric(value) for value in metrics.values()):
         raise WireError("a client's metrics are no numbers")
     entries = []
     for row in rows:
         match row:
             case [str(leaf), sent, information, paper]:
                 bits = [_amount(each) for each in (sent, information, paper)]
-                entries.append(Entry("up", message, leaf, *bits))
+                entries.append(Entry("up", plain(message), plain(leaf), *bits))
             case _:
                 raise WireError("a row of a client's account is none")
     if abs(sum(entry.sent for entry in entries) - 8 * len(letter.body)) > 0.5:
@@ -249,7 +256,7 @@ def _read_done(letter: Letter) -> Done:
         steps=_count(head.get("steps")),
         density=_share(head.get("density")),
         flops=_count(head.get("flops")),
-        metrics=metrics,
+        metrics={plain(name): value for name, value in metrics.items()},
         up=tuple(entries),
     )
     return Done(letter.body, None if kept is None else kept.encode(), account)
@@ -260,14 +267,23 @@ def is_fingerprint(text: object) -> bool:
     return isinstance(text, str) and len(text) == 32 and set(text) <= set("0123456789abcdef")
 
 
+def plain(text: str) -> str:
+    """A text of the other side as a terminal may show it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _is_metric(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST)
+
+
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < LARGEST:
         raise WireError(f"{str(value)[:80]} is no count")
     return value
 
 
 def _amount(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+    if type(value) not in (int, float) or not 0 <= value < LARGEST:  # type: ignore[operator]
         raise WireError(f"{str(value)[:80]} is no number of bits")
     return value  # type: ignore[return-value]
 

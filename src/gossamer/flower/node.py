@@ -19,6 +19,7 @@ from gossamer.engine.participant import Answer, Ask, Broke, Done, Lacks, Partici
 from gossamer.engine.summary import plain_settings
 from gossamer.engine.workers import Workers, one_torch_thread
 from gossamer.flower import letters
+from gossamer.flower.distant import Distant, Own
 from gossamer.flower.letters import Here, Letter
 from gossamer.flower.shelf import Shelf
 from gossamer.task import Task
@@ -43,7 +44,8 @@ class Setup:
         shapes = {name: leaf.shape for name, leaf in self.task.layout.leaves.items()}
         counted = (self.options.flops_model, self.options.ledger, self.options.select)
         what = (self.name, plain_settings(self.method), self.rounds, self.seed, str(self.mode))
-        return fingerprint(json.dumps([*what, *counted, shapes], default=str).encode())
+        own = isinstance(self.federation, Distant | Own)
+        return fingerprint(json.dumps([*what, *counted, shapes, own], default=str).encode())
 
     def participant(self) -> Participant:
         """What plays the part of any client."""

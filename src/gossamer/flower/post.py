@@ -31,6 +31,10 @@ log = logging.getLogger("gossamer.flower")
 
 SLOWEST = 0.5
 """Seconds between two looks when nothing has come for a while."""
+CALL = 60.0
+"""Seconds in which a node must answer the roll call of a round."""
+AGAIN = 30.0
+"""Seconds after which a node that was refused is asked again."""
 
 Purpose = Literal["train", "evaluate", "query"]
 
@@ -125,6 +129,7 @@ class Post:
     patience: Patience = Patience()
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
+    _asked: dict[int, float] = field(default_factory=dict)  # when nodes were asked who they are
     _explained: set[tuple[int, bytes]] = field(default_factory=set)
     """Nodes that have seen a form of message, by its eight bytes."""
     _tally: Tally = field(default_factory=Tally)
@@ -137,12 +142,16 @@ class Post:
         wanted = self.patience.min_present
         if not wanted or self.roll.open:  # sizes of those who come later would never be known
             wanted = len(self.roll.pool)
+
+        def enough() -> bool:
+            return len(self.roll.present(self.carrier.nodes())) >= wanted
+
         while True:
-            self.call(min(until, self.now() + self.patience.deadline))
-            present = self.roll.present(self.carrier.nodes())
-            if len(present) >= wanted:
+            self.call(min(until, self.now() + self.patience.deadline), enough)
+            if enough():
                 return
             if self.now() >= until:
+                present = self.roll.present(self.carrier.nodes())
                 missing = sorted(self.roll.pool.keys() - present)
                 told = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
                 raise TimeoutError(
@@ -151,13 +160,23 @@ class Post:
                 )
             self.rest(max(self.patience.poll, SLOWEST))
 
-    def call(self, until: float) -> None:
-        """Asks nodes that nobody knows yet who they are."""
-        unknown = [node for node in self.carrier.nodes() if not self.roll.knows(node)]
-        seconds = max(until - self.now(), self.patience.poll)
-        parcels = [Parcel(node, "query", letters.hello(), 0, seconds) for node in unknown]
+    def call(self, until: float, enough: Callable[[], bool]) -> None:
+        """Asks nodes that nobody knows yet who they are, until there are enough.
+
+        One that was refused is asked again after a while: it may have been started anew.
+        """
+        now = self.now()
+        unknown = [
+            node
+            for node in self.carrier.nodes()
+            if not self.roll.knows(node)
+            or (self.roll.refused(node) and now - self._asked.get(node, now) >= AGAIN)
+        ]
+        self._asked |= dict.fromkeys(unknown, now)
+        seconds = max(until - now, self.patience.poll)
+        parcels = [Parcel(node, "query", letters.hello(seconds), 0, seconds) for node in unknown]
         names = self.carrier.names() if unknown and self.patience.nodes else {}
-        for parcel, arrival in self._exchange(parcels, until):
+        for parcel, arrival in self._exchange(parcels, until, enough):
             self.roll.enter(parcel.node, arrival, names.get(parcel.node, ""), self.patience.nodes)
 
     # the engine's transport ----------------------------------------------------------------------
@@ -215,8 +234,9 @@ class Post:
         body = dump(state) if groups else b""
         parcels = []
         for node, kept_by in groups.items():
-            letter = letters.evaluate(conversations.run, ctx.round, ctx.budgets, kept_by, body)
-            parcels.append(Parcel(node, "evaluate", letter, ctx.round, self.patience.deadline))
+            seconds = self.patience.deadline
+            what = (conversations.run, ctx.round, ctx.budgets, kept_by, body, seconds)
+            parcels.append(Parcel(node, "evaluate", letters.evaluate(*what), ctx.round, seconds))
         found: dict[int, Figures | None] = {}
         for parcel, arrival in self._exchange(parcels, until):
             try:
@@ -239,11 +259,16 @@ class Post:
         wasted: Mapping[int, Sequence[Entry]],
     ) -> Iterator[Reply]:
         """A reply for every visit, as they come; at the deadline the rest has failed."""
+        clients = [visit.client.id for visit in visits]
+
+        def reached() -> bool:
+            online = self.carrier.nodes()
+            return all(self.roll.node(client, online) is not None for client in clients)
+
+        if not reached():
+            self.call(self.now() + min(CALL, self.patience.deadline), reached)
         until = self.now() + self.patience.deadline
         online = self.carrier.nodes()
-        if any(self.roll.node(visit.client.id, online) is None for visit in visits):
-            self.call(until)
-            online = self.carrier.nodes()
         open: list[_Open] = []
         for visit in visits:
             talk = visit.begin(conversations, number, wasted.get(visit.client.id, ()))
@@ -321,7 +346,7 @@ class Post:
         return None
 
     def _exchange(
-        self, parcels: Sequence[Parcel], until: float
+        self, parcels: Sequence[Parcel], until: float, enough: Callable[[], bool] = bool
     ) -> Iterator[tuple[Parcel, Arrival]]:
         """One answer for each parcel, or the reason why there is none."""
         waiting: dict[str, Parcel] = {}
@@ -335,7 +360,7 @@ class Post:
             arrivals = self.carrier.collect(list(waiting))
             for arrival in arrivals:
                 yield waiting.pop(arrival.id), arrival
-            if self.now() >= until:
+            if self.now() >= until or (arrivals and enough()):
                 break
             pause = self._rest(pause, bool(arrivals))
         for id, parcel in waiting.items():

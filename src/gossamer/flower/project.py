@@ -15,6 +15,8 @@ PACKAGE = "gossamer_app"
 CONFIG = "config.toml"
 FLOWER = "1.41.0"
 """The version of Flower that projects are written for."""
+LONGEST = 32
+"""Letters that Flower allows in the name of a project."""
 
 _SERVER = '''"""The server; the run itself is described in config.toml."""
 
@@ -44,6 +46,7 @@ packages = ["{package}"]
 [tool.flwr.app]
 publisher = "gossamer"
 fab-format-version = 1
+fab-include = ["/LICENSE", "/{package}/*.py", "/{package}/*.toml"]
 flwr-version-target = "{flower}"
 
 [tool.flwr.app.components]
@@ -52,6 +55,12 @@ clientapp = "{package}.client:app"
 
 [tool.flwr.app.config]
 {settings}
+"""
+
+_IGNORED = """# What a server keeps here is nothing for nodes, nor for a repository.
+/.flower/
+/certs/
+/run/
 """
 
 _LICENSE = """SPDX-License-Identifier: Apache-2.0
@@ -70,7 +79,7 @@ def write(
     if (folder / "pyproject.toml").exists():
         raise FileExistsError(f"{folder} already holds a project; choose another folder")
     method = config.method.rpartition(":")[2]
-    name = re.sub(r"[^a-z0-9]+", "-", f"gossamer-{method}".lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", f"gossamer-{method}".lower())[:LONGEST].strip("-")
     settings = {"out": str(out.resolve())}
     settings |= {fields.flag(item.name): item.default for item in fields.settings(patience)}
     files = {
@@ -82,6 +91,7 @@ def write(
             settings="\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
         ),
         "LICENSE": _LICENSE,
+        ".gitignore": _IGNORED,
         f"{PACKAGE}/__init__.py": '"""Gossamer on Flower."""\n',
         f"{PACKAGE}/server.py": _SERVER.format(function="at_server" if own else "set_up"),
         f"{PACKAGE}/client.py": Path(__file__).with_name("thin.py").read_text(encoding="utf-8"),

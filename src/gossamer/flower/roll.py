@@ -48,6 +48,10 @@ class Roll:
         """Whether a node has answered, be it with nonsense."""
         return node in self._clients
 
+    def refused(self, node: int) -> bool:
+        """Whether a node has answered and stands for nobody."""
+        return not self._clients.get(node, True)
+
     def node(self, client: int, online: Sequence[int]) -> int | None:
         """The node of a client: of several that are connected the one that came first."""
         found = (node for node in self._clients if client in self._clients[node])
@@ -79,7 +83,10 @@ class Roll:
             return
         reason = _strange(found.clients, name, nodes)
         if found.agreement != self.agreement:
-            reason = "its method, settings, rounds, seed, model or wire are not the server's"
+            reason = (
+                "its method, settings, rounds, seed, model or wire are not the server's, "
+                "or one of them has data of its own (--data) and the other does not expect it"
+            )
         for client, examples in found.clients.items():
             if client not in self.pool:
                 reason = reason or f"the federation has no client {client}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import engine
-from gossamer.config import Config
+from gossamer.config import Config, enough
 from gossamer.data.federation import Federation
 from gossamer.engine import Stop, Summary, checkpoint
 from gossamer.engine.checkpoint import write_atomically
@@ -31,7 +31,11 @@ def set_up(config: Config, seen: Distant | Own | None = None) -> Setup:
     if seen is None:
         method, task, federation = config.build()
     else:
-        method, task, federation = config.build_method(), config.build_task(seen.own), seen
+        config.check()
+        method = config.build_method()
+        if isinstance(seen, Distant):
+            enough(method, len(seen.pool))
+        task, federation = config.build_task(seen.own), seen
     wish = config.experiment
     name = config.method.rpartition(":")[2]
     mode = Mode.parse(wish.wire)
