@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -256,3 +257,19 @@ def test_the_bar_is_quiet_where_nobody_looks(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
     bar("file", 100, 100)
     assert capsys.readouterr().err == "file  100 %  0.0 of 0.0 MB\n"
+
+
+def test_a_damaged_set_is_downloaded_again_and_a_whole_one_is_not(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(folder: Path) -> Any:
+        if (folder / "file").read_bytes() != CONTENT:
+            raise ValueError("damaged")
+
+    monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
+    place = tmp_path / "tiny" / "inside"
+    place.mkdir(parents=True)
+    (place / "file").write_bytes(CONTENT[:-1])
+    known = replace(source(server.url), read=read)
+    assert fetch(known, progress=None) == place and (place / "file").read_bytes() == CONTENT
+    assert fetch(known, progress=None) == place and len(server.asked) == 1

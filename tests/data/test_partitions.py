@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -272,3 +273,13 @@ def test_partitions_of_sixty_thousand_are_quick(name: str, pool: int) -> None:
     start = time.perf_counter()
     parse(name)(facts, pool, KEY, 1)
     assert time.perf_counter() - start < 2  # about 0.1 s on a quiet machine
+
+
+def test_natural_takes_any_numbers_for_groups() -> None:
+    like = grouped()
+    assert like.groups is not None
+    far = replace(like, groups=(like.groups[0] * 10**12 + 7, like.groups[1] * 10**12 + 7))
+    for pool in (None, 2):
+        one, two = (parse("natural")(labels, pool, KEY, None) for labels in (like, far))
+        assert one.train.rows.tolist() == two.train.rows.tolist()
+        assert one.test.rows.tolist() == two.test.rows.tolist()

@@ -12,6 +12,9 @@ from loopback import Loopback, log_of, served
 
 from gossamer.cli import main
 from gossamer.config import Config, Experiment
+from gossamer.core import Key
+from gossamer.data.budgets import deal_budgets
+from gossamer.data.index import as_asked
 from gossamer.engine import Options, events
 from gossamer.flower.node import Node, Setup
 from gossamer.flower.project import PACKAGE
@@ -135,3 +138,13 @@ def test_the_best_round_can_go_by_validation_data_of_nodes(config: Config, tmp_p
     run(at_server(config), loop_of(config, tmp_path, {0: 20, 1: 30, 2: 40}), tmp_path / "run")
     last = events.read(tmp_path / "run" / "events.jsonl")[-1]
     assert last["select"] == "valid" and last["accuracy"]["valid_best"] is not None
+
+
+def test_budgets_are_those_of_a_simulation(config: Config) -> None:
+    wish = replace(config.experiment, pool=10, budgets="0.7:50%,1:50%", seed=3)
+    found = [
+        client.budget for client in at_server(replace(config, experiment=wish)).federation.pool
+    ]
+    key = Key(3).fold("data", "budgets")
+    assert found == [as_asked(float(b)) for b in deal_budgets(wish.budgets, 10, key)]
+    assert set(found) == {0.7, 1.0}

@@ -31,6 +31,7 @@ from gossamer.masks import (
     evolve,
     masked,
     random_masks,
+    removals,
     updates_masks,
     without,
 )
@@ -263,3 +264,11 @@ def test_a_layout_of_one_layer_only_churns() -> None:
     masks = random_masks(Key(1), layout, {"a": 9})
     change = evolve(Key(2), weights(layout, 3), masks, 0.25)
     assert count(change.pruned) == count(change.grown) == {"a": 3}
+
+
+def test_layers_that_are_strong_and_nearly_full_lose_less() -> None:
+    params = {"full": torch.full((2, 16), 3.0), "thin": torch.full((4, 16), 0.5)}
+    masks = {"full": torch.ones(2, 16, dtype=torch.bool), "thin": torch.zeros(4, 16) > 0}
+    masks["thin"][:2] = True
+    assert removals(params, masks, 0.25) == {"full": 0, "thin": 8}
+    assert removals(params, masks, 0.25, "none") == {"full": 8, "thin": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gossamer import Masks, Task
 from gossamer import masks as rule
 from gossamer._bench import Bench
 from gossamer.engine import check
+from gossamer.methods import sparse
 from gossamer.methods.masking import LEVELS, layers
 from gossamer.methods.nst import NST
 from helpers import Toy, linear
@@ -277,3 +279,18 @@ def test_layers_are_counted_from_one() -> None:
     assert layers(names, "9-16") == names[8:]
     assert layers(names, "1-16") == names
     assert layers(names, "2, layer7,16") == ["layer2", "layer7", "layer16"]
+
+
+def test_a_full_layer_of_groups_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pruned there could only grow at its own place, from zero."""
+    pruned: list[int] = []
+
+    def spy(by: Any, params: Any, masks: Any, removed: Any, size: int) -> rule.Change:
+        pruned.extend(removed.values())
+        return rule.regrow_in_groups(by, params, masks, removed, size)
+
+    monkeypatch.setattr(sparse, "rule", SimpleNamespace(**{**vars(rule), "regrow_in_groups": spy}))
+    played(toy("jmwst", group=GROUP, density=1.0, prune_rate=0.5), 3)
+    assert pruned and not any(pruned)
+    played(toy("jmwst", group=GROUP, density=0.5, prune_rate=0.5), 3)
+    assert any(pruned)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import write_run
 
+from gossamer.engine.events import ClientFailed, Clock, line
 from gossamer.report import read_run, report
 from gossamer.report.curves import table, thin
 from gossamer.report.figures import best_round, cards, main_accuracy, rows
@@ -208,3 +209,28 @@ def test_numbers_are_written_in_units_that_suit_them() -> None:
     assert operations(3e9) == "3 GFLOP" and operations(None) == "–"
     assert [seconds(n) for n in (90, 600, 7200, 864_000)] == ["90 s", "10 min", "2 h", "10 days"]
     assert share(0.5) == "0.5000" and share(None) == bits(None) == seconds(None) == "–"
+
+
+def test_seeds_that_wait_for_their_turn_are_of_the_group(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3)]
+    for folder in folders[1:]:
+        (folder / "events.jsonl").unlink()
+    (group,) = grouped([read_run(folder) for folder in folders])
+    assert group.label == "spdst" and [run.seed for run in group.runs] == [1, 2, 3]
+
+
+def test_methods_of_two_files_are_not_seeds_of_one(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"s{seed}", "Mine", seed=seed) for seed in (1, 2)]
+    for folder, file in zip(folders, ("a.py", "b.py"), strict=True):
+        config = folder / "config.toml"
+        config.write_text(config.read_text().replace('= "Mine"', f'= "/x/{file}:Mine"'))
+    assert len(grouped([read_run(folder) for folder in folders])) == 2
+
+
+def test_what_was_sent_in_vain_is_in_the_ledger(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", rounds=1, clients=1)
+    lost = line(ClientFailed(1, 9, "network", "no answer", 500, 400), Clock(0.0, 0.0))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(lost * 2)
+    (group,) = page_data(grouped([read_run(folder)]), [], "global_accuracy")["groups"]
+    assert ["down", "failed clients all", 1000, 800] in group["ledger"]

@@ -260,7 +260,7 @@ def filed(
     try:
         write(page(), stem.with_name("report.html"))
         paths["report"] = stem.with_name("report.html")
-    except ImportError as problem:
+    except (ImportError, NoRun) as problem:
         warn(str(problem))
     if not wanted.quiet:
         for name, path in paths.items():

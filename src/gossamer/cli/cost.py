@@ -19,6 +19,7 @@ from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
 from gossamer.engine import Options, events
 from gossamer.pricing import Bits, Line, Price, price
+from gossamer.report.reading import LOST
 from gossamer.task import Task
 from gossamer.wire import Mode
 
@@ -135,8 +136,7 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     log = events.read(run / "events.jsonl")
-    finished = [event for event in log if event["event"] == "client-finished"]
-    lines = _ledger(finished)
+    lines = _ledger(log)
     if options.by == "leaf":
         _show(lines)
     else:
@@ -177,10 +177,13 @@ def reach(log: Iterable[Mapping[str, Any]], target: float, whose: str) -> dict[s
     return None
 
 
-def _ledger(finished: Iterable[Mapping[str, Any]]) -> dict[Line, Bits]:
+def _ledger(log: Iterable[Mapping[str, Any]]) -> dict[Line, Bits]:
     found: dict[Line, Bits] = {}
-    for event in finished:
-        for entry in event["traffic"]:
+    for event in log:
+        if event["event"] == "client-failed" and event.get("down"):
+            lost = Bits(1, event["down"], 0.0, event.get("paper_down") or 0)
+            found["down", LOST, "all"] = found.get(("down", LOST, "all"), Bits()) + lost
+        for entry in event["traffic"] if event["event"] == "client-finished" else ():
             line = (entry["direction"], entry["message"], entry["leaf"])
             here = Bits(1, entry["sent"], entry["information"], entry["paper"])
             found[line] = found.get(line, Bits()) + here

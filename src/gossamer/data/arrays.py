@@ -189,5 +189,13 @@ class Arrays:
                     f"{self.name} has {split} labels from {y.min()} to {y.max()} for "
                     f"{labels.classes} classes; number the classes from 0"
                 )
+        for split, group, y in zip(
+            ("training", "test"), labels.groups or (), (labels.train, labels.test), strict=False
+        ):
+            if len(group) != len(y):
+                raise ValueError(
+                    f"{self.name} has {len(y)} {split} examples but groups of {len(group)}; "
+                    f"give every example its writer or speaker"
+                )
         if not len(labels.train):
             raise ValueError(f"{self.name} has no training examples; check its files")

@@ -44,10 +44,12 @@ def bar(name: str, done: int, total: int | None) -> None:
 def fetch(source: Source, folder: Path | None = None, progress: Progress | None = bar) -> Path:
     """Downloads a set that is not here yet; nothing half-written is ever in its place."""
     found = find(source) if folder is None else None
-    if found is not None:
+    if found is not None and _whole(source, found):
         return found
     if not source.remotes:
         raise DownloadError(f"{source.title} has no official download; {advice(source)}")
+    if found is not None and not any(remote.unpack for remote in source.remotes):
+        folder = found  # where the damaged files are, which would be found first again
     folder = folder or home() / source.name
     folder.mkdir(parents=True, exist_ok=True)
     for remote in source.remotes:
@@ -65,6 +67,17 @@ def fetch(source: Source, folder: Path | None = None, progress: Progress | None 
             f"put them into {folder}"
         )
     return whole
+
+
+def _whole(source: Source, folder: Path) -> bool:
+    """Whether a set that is here can be read, all of it."""
+    try:
+        source.read(folder)
+    except ImportError:  # that is not the fault of the files
+        return True
+    except Exception:  # damage shows in any way
+        return not source.remotes
+    return True
 
 
 def md5(path: Path) -> str:

@@ -238,8 +238,9 @@ class Natural:
                 "natural needs writers or speakers and this data set has none; use femnist or "
                 "shakespeare, or another partition such as dirichlet:0.3"
             )
-        groups = 1 + max(int(part.max(initial=-1)) for part in labels.groups)
-        train, test = (Index.of(part, groups) for part in labels.groups)
+        names, numbers = np.unique(np.concatenate(labels.groups), return_inverse=True)
+        parts = np.split(numbers, [len(labels.groups[0])])
+        train, test = (Index.of(part, len(names)) for part in parts)
         able = np.flatnonzero(train.sizes >= max(1, least or 1))
         if pool is not None and pool > len(able):
             raise ValueError(

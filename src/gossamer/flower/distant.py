@@ -16,6 +16,7 @@ from gossamer.config import Config
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
+from gossamer.data.index import Pool
 
 Whole = data.Tensors | data.Synthetic
 """A data set that is opened by its name."""
@@ -35,8 +36,9 @@ class Distant:
         wish = config.experiment
         if not wish.pool:
             raise ValueError("where data are at nodes only, say how many clients there are: --pool")
-        budgets = deal_budgets(wish.budgets or None, wish.pool, Key(wish.division_seed))
-        clients = [Client(id, 0, float(budgets[id])) for id in range(wish.pool)]
+        key = Key(wish.division_seed).fold("data", "budgets")
+        budgets = deal_budgets(wish.budgets or None, wish.pool, key)
+        clients = list(Pool(np.zeros(wish.pool, np.int64), budgets))
         return cls(alone(config, wish.data), clients)
 
     def sized(self, sizes: Mapping[int, int]) -> Distant:

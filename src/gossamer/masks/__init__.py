@@ -45,7 +45,14 @@ from gossamer.masks.densities import (
     uniform,
 )
 from gossamer.masks.drawing import nested, random_masks
-from gossamer.masks.evolution import Carry, Growth, Redistribution, evolve, updates_masks
+from gossamer.masks.evolution import (
+    Carry,
+    Growth,
+    Redistribution,
+    evolve,
+    removals,
+    updates_masks,
+)
 from gossamer.masks.groups import (
     group_counts,
     largest_in_groups,
@@ -133,6 +140,7 @@ __all__ = [
     "random_masks",
     "readjust",
     "regrow_in_groups",
+    "removals",
     "sensitivity",
     "top",
     "uniform",

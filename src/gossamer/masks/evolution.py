@@ -96,6 +96,19 @@ def evolve(
     return Change.of(masks, left, grown)
 
 
+def removals(
+    params: Params,
+    masks: Masks,
+    rate: float,
+    redistribution: Redistribution = "magnitude",
+    momentum: Params | None = None,
+) -> Counts:
+    """How many weights of each layer `evolve` prunes: fewer of a strong one that is nearly full."""
+    sizes = {name: mask.numel() for name, mask in masks.items()}
+    strong = _strength(redistribution, params, masks, momentum)
+    return _removals(meant(rate), count(masks), sizes, strong)
+
+
 def _strength(
     redistribution: Redistribution, params: Params, masks: Masks, momentum: Params | None
 ) -> Shares | None:

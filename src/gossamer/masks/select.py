@@ -33,7 +33,7 @@ def top(score: Tensor, wanted: int, among: Tensor | None = None) -> Tensor:
 
     Only entries of `among` are candidates. What is not a number ranks last.
     """
-    return shaped(_top(flat(score), wanted, among), score)
+    return shaped(_top(flat(score), wanted, among), score if among is None else among)
 
 
 # pruning ------------------------------------------------------------------------------------------
@@ -65,7 +65,9 @@ def largest(
                 f"{name} is to keep {wanted} weights, but has {weight.numel()}, {fixed} of them "
                 f"frozen; ask for a number between these"
             )
-        mask = shaped(_top(magnitudes(weight), min(more, room), candidates), weight)
+        # Where weights are on another device than masks, the new ones are where the masks are.
+        like = weight if candidates is None else candidates
+        mask = shaped(_top(magnitudes(weight), min(more, room), candidates), like)
         found[name] = mask if protected is None else mask | protected
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, isqrt
+from math import isqrt
 from typing import Literal
 
 import torch
@@ -283,8 +283,10 @@ def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) 
     momentum = _momentum(ctx, work)
     slopes = gradient(ctx, work, batch) if learning.growth == "gradient" else None
     if group:
-        share = rule.meant(rate)
-        removed = {name: ceil(share * active) for name, active in rule.count(work.masks).items()}
+        kept = rule.count(work.masks)
+        pruned = rule.removals(weights, work.masks, rate, learning.redistribution, momentum)
+        # In a full group only what was pruned could grow again.
+        removed = {name: min(n, weights[name].numel() - kept[name]) for name, n in pruned.items()}
         by = slopes or (momentum if learning.growth == "momentum" else key)
         return rule.regrow_in_groups(by, weights, work.masks, removed, group)
     return rule.evolve(

@@ -85,7 +85,9 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def _key(run: Run) -> str:
     """Equal for runs that differ in nothing but the seed."""
     known = {name: value for name, value in settings(run).items() if name not in APART}
-    return _text([run.method, run.started.get("parameters"), known])
+    # A run that has not begun has no log, but a configuration like those that have.
+    model = None if run.config else run.started.get("parameters")
+    return _text([run.config.get("method") or run.method, model, known])
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -44,7 +44,8 @@ def partitions(runs: Sequence[Run]) -> tuple[list[Partition], list[str]]:
         try:
             found.append(_partition(run, wish))
         except Exception as problem:
-            reason = problem.args[0] if problem.args else type(problem).__name__
+            known = isinstance(problem, KeyError) and problem.args
+            reason = problem.args[0] if known else str(problem) or type(problem).__name__
             notices.append(f"{run.folder}: its partition cannot be shown: {reason}")
     return found, notices
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from gossamer.engine.events import SCHEMA
 
+LOST = "failed clients"
+"""What stands for the message in a ledger's line of what clients were sent in vain."""
+
 Curve = dict[int, float]
 """A figure by round."""
 
@@ -244,6 +247,10 @@ class _Gathered:
     def _failure(self, event: dict[str, Any]) -> None:
         _place(event)
         self.failed += 1
+        if sent := number(event.get("down")):
+            sums = self.sums.setdefault(("down", LOST, "all"), [0.0] * 4)
+            for place, value in ((0, 1), (1, sent), (3, number(event.get("paper_down")) or 0.0)):
+                sums[place] += value
 
     def _round(self, event: dict[str, Any]) -> None:
         self._put(event, ROUND)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -201,3 +203,43 @@ def test_a_format_without_a_file_asks_for_one(tmp_path: Path) -> None:
         load("npz:")
     with pytest.raises(FileNotFoundError, match="is a folder"):
         load(f"csv:{tmp_path}")
+
+
+def test_a_table_of_a_spreadsheet_or_of_pandas_has_the_same_labels(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i % 3},{i},{i / 2}" for i in range(30))
+    path = tmp_path / "table.csv"
+    path.write_text("\ufefflabel,a,b\n" + rows, encoding="utf-8")  # as spreadsheets save it
+    found = load(f"csv:{path}")
+    assert found.labels.classes == 3 and len(found.train) + len(found.test) == 30
+    assert found.kind.shape == (2,)
+    rows = "\n".join(f"{i},{i / 2},{i % 3}" for i in range(30))
+    path.write_text("0,1,label\n" + rows)  # columns without names, but for one
+    found = load(f"csv:{path}")
+    assert found.labels.classes == 3 and len(found.train) + len(found.test) == 30
+
+
+def test_labels_have_one_order_whatever_the_process(tmp_path: Path) -> None:
+    words = ["1.0", "nan", "1", "b", "01", "-2", "a"]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(f"{i},{words[i % 7]}" for i in range(70)))
+    program = (
+        "import sys\nfrom gossamer.data import load\nfound = load(sys.argv[1])\n"
+        "print(found.labels.train.tolist())\n"
+    )
+    told = set()
+    for seed in ("1", "2"):
+        known = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", program, f"csv:{path}"]
+        told.add(subprocess.run(command, env=known, capture_output=True, check=True).stdout)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_groups_are_as_many_as_examples(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "arrays.npz"
+    x, y = np.zeros((10, 2), np.float32), np.arange(10) % 2
+    group = np.zeros(count, np.int64)
+    parts = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez(path, **parts, group_train=group, group_test=np.zeros(10, np.int64))
+    with pytest.raises(ValueError, match=f"has 10 training examples but groups of {count}"):
+        load(f"npz:{path}")

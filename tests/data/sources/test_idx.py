@@ -65,3 +65,12 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]))
     with pytest.raises(ValueError, match=r"has 3 values where its header promises \[5\]"):
         read_idx(path)
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_damaged_archive_is_told_in_words(tmp_path: Path, how: str) -> None:
+    whole = gzip.compress(b"\0\0\x08\x01\0\0\0\x40" + bytes(range(64)), mtime=0)
+    path = tmp_path / FILES[1]
+    path.write_bytes(whole[:-20] if how == "cut" else whole[:20] + b"\xff\xff" + whole[22:])
+    with pytest.raises(ValueError, match=r"is damaged .*; download it again"):
+        read_idx(path)

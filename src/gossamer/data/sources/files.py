@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from math import isnan
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,8 @@ from gossamer.data.arrays import Arrays, Features, Images, Ints, Kind, Labels
 
 HELD_OUT = 0.2
 """The fraction of the examples that becomes the test set where files name none."""
+LABELS = ("label", "y")
+"""How a column of labels may be called."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -92,14 +95,14 @@ def read_csv(path: Path, key: Key) -> Arrays:
     """Numeric columns, a header or none; the label is the column `label` or `y`, else the last."""
     _must_be_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from None
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path} is empty; give rows of numbers and a label")
     names = [cell.strip().lower() for cell in lines[0].split(",")]
-    header = not all(_is_number(cell) for cell in names[:-1])
+    header = names[-1] in LABELS or not all(_is_number(cell) for cell in names[:-1])
     rows = [line.split(",") for line in lines[header:]]
     ragged = next(
         (number for number, row in enumerate(rows, 1 + header) if len(row) != len(names)), None
@@ -109,15 +112,13 @@ def read_csv(path: Path, key: Key) -> Arrays:
             f"line {ragged} of {path} has {len(rows[ragged - 1 - header])} columns where the first "
             f"has {len(names)}; give every line as many"
         )
-    column = next((names.index(n) for n in ("label", "y") if header and n in names), len(names) - 1)
+    column = next((names.index(n) for n in LABELS if header and n in names), len(names) - 1)
     words = [row.pop(column).strip() for row in rows]
     try:
         x = np.asarray(rows, np.float32)
     except ValueError as error:
         raise ValueError(f"{path} has a feature that is no number ({error})") from None
-    known = sorted(
-        set(words), key=lambda word: (0, float(word), "") if _is_number(word) else (1, 0.0, word)
-    )
+    known = sorted(set(words), key=_rank)
     y = np.asarray([known.index(word) for word in words], np.int64)
     train, test = held_out(len(y), key)
     labels = Labels(y[train], y[test], len(known))
@@ -207,6 +208,13 @@ def _whole(y: np.ndarray, path: Path) -> Ints:
             f"labels in {path} are {y.dtype} of shape {y.shape}; give whole numbers, one an example"
         )
     return y.astype(np.int64)
+
+
+def _rank(label: str) -> tuple[int, float, str]:
+    """Labels in one order on every machine: numbers by size, before texts."""
+    if _is_number(label) and not isnan(value := float(label)):
+        return 0, value, label
+    return 1, 0.0, label
 
 
 def _is_number(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,12 @@ SHA256 = {
 
 def read_idx(path: Path) -> Bytes:
     """The array of bytes in one IDX file; its name says whether it is compressed."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as damage:
+            raise ValueError(f"{path} is damaged ({damage}); download it again") from None
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(f"{path} is not an IDX file of bytes; download it again")
     dimensions = content[3]
