@@ -186,6 +186,8 @@ def test_the_data_of_a_page_are_those_of_the_log(tmp_path: Path) -> None:
     )
     assert group["rounds"]["mismatch"][:3] == [None, None, 0.05]
     assert group["layers"]["conv2.weight"]["density"]["density"] == [0.2] * 7
+    found = group["layers"]["conv2.weight"]["sensitivity"]
+    assert found["round"] == [1, 2, 3, 4, 5, 6] and found["sensitivity"][:2] == [0.5, 0.25]
     assert sum(group["histogram"]) == pytest.approx(1)
     assert ["up", "Update values", 18 * 9928, 18 * 9928] in group["ledger"]
 

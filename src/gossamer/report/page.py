@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LAYERS = 60
 """Layers that have a panel."""
+BY_LAYER = ("density", "mismatch", "sensitivity")
+"""Figures that layers have."""
 PANEL_POINTS = 120
 """Points of a curve in the panel of a layer."""
 SCRIPTS = ("echarts/echarts.min.js", "parts.js", "charts.js", "page.js")
@@ -180,9 +182,7 @@ def _layers(group: Group) -> dict[str, dict[str, Any]]:
     for layer in list(names)[:LAYERS]:
         each = [run.layers.get(layer, {}) for run in group.runs]
         moved = [{**one, "mismatch": _moves(one.get("mismatch", {}))} for one in each]
-        found[layer] = {
-            name: table(moved, (name,), most=PANEL_POINTS) for name in ("density", "mismatch")
-        }
+        found[layer] = {name: table(moved, (name,), most=PANEL_POINTS) for name in BY_LAYER}
     return found
 
 
@@ -226,12 +226,16 @@ def _charts(data: Mapping[str, Any]) -> dict[str, bool]:
         "mismatch": _measured(data, "mismatch"),
         "client_mismatch": _measured(data, "client_mismatch"),
         "layers": bool(data["layers"]),
-        "layer_mismatch": any(
-            any(layer["mismatch"].get("mismatch", ()))
-            for group in data["groups"]
-            for layer in group["layers"].values()
-        ),
+        **{f"layer_{name}": _in_layers(data, name) for name in BY_LAYER},
     }
+
+
+def _in_layers(data: Mapping[str, Any], name: str) -> bool:
+    return any(
+        any(layer[name].get(name, ()))
+        for group in data["groups"]
+        for layer in group["layers"].values()
+    )
 
 
 def _has(data: Mapping[str, Any], name: str) -> bool:

@@ -253,7 +253,12 @@ class _Gathered:
                 sums[place] += value
 
     def _round(self, event: dict[str, Any]) -> None:
-        self._put(event, ROUND)
+        place = self._put(event, ROUND)
+        for name, value in event.get("metrics", {}).items():
+            kind, _, layer = str(name).partition(".")
+            if kind == "sensitivity" and layer and number(value) is not None:
+                curves = self.layers.setdefault(layer, {})
+                curves.setdefault("sensitivity", {})[place] = value
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         self._put(event, EVALUATED)
