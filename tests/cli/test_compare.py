@@ -14,7 +14,7 @@ from gossamer.cli.plans import Plan, probes
 from gossamer.cli.whole import Whole
 from gossamer.config import Config, Experiment, find_method
 from gossamer.cost import Cost
-from gossamer.engine import Summary
+from gossamer.engine import Summary, replay
 from gossamer.engine.summary import UNKNOWN
 
 from .conftest import Outcome, events
@@ -311,7 +311,13 @@ def shown(whole: Whole, todo: list[Plan]) -> None:
         whole.end(todo[1], SUMMARY)
 
 
-def test_a_pipe_gets_few_lines_of_a_run_and_one_of_its_end() -> None:
+def test_a_pipe_gets_few_lines_of_a_run_and_one_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = replay.path(Path("spafl/seed-0/rounds"), 2, 7)
+    kept.parent.mkdir(parents=True)
+    kept.touch()
     todo, stream = [plan("fedavg", 20), plan("spafl", 20), plan("spdst", 40)], io.StringIO()
     shown(Whole(todo, todo[1:], stream=stream), todo)
     failed, *lines, end = stream.getvalue().splitlines()
