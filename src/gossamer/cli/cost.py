@@ -13,7 +13,7 @@ from gossamer import fields, models
 from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, table
 from gossamer.cli.progress import bits
 from gossamer.cli.run import refusing
-from gossamer.config import Config, Experiment, absolute, find_method
+from gossamer.config import Config, Experiment, absolute, enough, find_method
 from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
@@ -94,11 +94,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     pool = wish.pool or 100
     examples = options.examples or max(1, (source.train if source else 0) // pool)
     clients = getattr(method, "clients", pool)
-    if clients > pool:
-        raise ValueError(
-            f"{clients} clients per round asked for, but the pool has {pool}; "
-            f"use --clients {pool} or fewer, or a larger --pool"
-        )
+    enough(method, pool)
     key = Key(wish.division_seed).fold("data", "budgets")
     budgets = deal_budgets(wish.budgets or None, pool, key)
     dtype = torch.float32 if len(shape) == 3 or not source else _dtype(wish.data)

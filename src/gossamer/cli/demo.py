@@ -43,9 +43,11 @@ def demo(arguments: Sequence[str]) -> int:
     experiment = replace(EXPERIMENT, rounds=options.rounds)
     out = Path(options.out)
     todo = [
-        Plan(out / name / f"seed-{experiment.seed}", config)
+        Plan(
+            out / name / f"seed-{experiment.seed}",
+            Config(name, {**COMMON, **own}, experiment, Options(eval_every=2)),
+        )
         for name, own in METHODS.items()
-        for config in [Config(name, {**COMMON, **own}, experiment, Options(eval_every=2))]
     ]
     told = (
         "A dense model, thresholds instead of weights, a sparse mask that all clients share, and "

@@ -16,9 +16,7 @@ from gossamer.task import Task
 from gossamer.wire import fingerprint
 
 LIGHT = 0.007
-"""Seconds of a processor: clients that take less of it would only wait for each other in threads.
-
-Two threads lose a tenth with clients of 3 ms and 6 ms, and gain a third with 13 ms."""
+"""Seconds of a processor: clients that take less would only wait for each other in threads."""
 
 
 @dataclass(frozen=True)
