@@ -19,9 +19,10 @@ from gossamer.cli.flower import await_link, register
 from gossamer.config import read
 from gossamer.engine import Summary
 from gossamer.engine.checkpoint import newest
+from gossamer.engine.events import CONFIG
 from gossamer.engine.store import Store
 from gossamer.flower import certs, commands
-from gossamer.flower.project import CONFIG, PACKAGE
+from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import set_up
 from gossamer.flower.shelf import Shelf
 from gossamer.methods import METHODS

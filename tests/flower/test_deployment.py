@@ -28,7 +28,6 @@ from gossamer.methods import METHODS
 
 ALL = [name for name in METHODS if "code" not in name and "release" not in name]
 """Presets of released codes aside."""
-OWN: dict[str, list[object]] = {}
 AT_ONCE, ROUNDS = 6, 20
 NOISE = 0.05
 """Accuracy by which runs of twenty rounds on 5,000 pictures differ by their seed alone."""
@@ -81,7 +80,7 @@ def test_the_commands_for_three_machines_run_a_federation(tmp_path: Path) -> Non
 def test_every_method_has_on_processes_the_bits_of_a_simulation(tmp_path: Path) -> None:
     """On one federation, a few runs at a time; all that differ are named."""
     how = ["--rounds", 3, "--eval-every", 3, "--deadline", 300, "--min-replies", NODES]
-    runs = {name: Run(project(tmp_path / name, name, *how, *OWN.get(name, []))) for name in ALL}
+    runs = {name: Run(project(tmp_path / name, name, *how)) for name in ALL}
     waiting, different = list(ALL), {}
     with Federation(tmp_path / "federation") as federation:
         while waiting:

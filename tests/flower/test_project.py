@@ -14,9 +14,10 @@ import pytest
 
 from gossamer.cli import main
 from gossamer.config import read
+from gossamer.engine.events import CONFIG
 from gossamer.flower import certs, commands
 from gossamer.flower.commands import Link
-from gossamer.flower.project import CONFIG, PACKAGE
+from gossamer.flower.project import PACKAGE
 
 SMALL = ["--data", "fmnist-mini", "--model", "mlp:hidden=16", "--pool", "4", "--rounds", "3"]
 

@@ -20,6 +20,7 @@ from gossamer.cli.whole import Whole
 from gossamer.config import Experiment, read
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import CONFIG
 from gossamer.report import NoRun, Report, Run, read_run, report
 from gossamer.wire import Mode
 
@@ -154,14 +155,14 @@ def _listed(out: Path) -> list[Plan]:
         raise ValueError(
             f"{path} is damaged; give the command that began the comparison again"
         ) from None
-    return [Plan(out / folder, read(out / folder / "config.toml")) for folder in folders]
+    return [Plan(out / folder, read(out / folder / CONFIG)) for folder in folders]
 
 
 def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
     """The runs that are left; raises whatever is wrong with any of them, before the first."""
     anew = []
     for plan in todo:
-        if not (plan.folder / "config.toml").exists():
+        if not (plan.folder / CONFIG).exists():
             continue
         if not (differences := changed(plan.folder, plan.config)):
             continue
@@ -181,10 +182,10 @@ def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
     for plan in todo:
         if plan in anew:
             (plan.folder / "events.jsonl").unlink(missing_ok=True)
-        if plan in anew or not (plan.folder / "config.toml").exists():
+        if plan in anew or not (plan.folder / CONFIG).exists():
             plan.folder.mkdir(parents=True, exist_ok=True)
             config = plan.config.toml(one_line(wanted.command))
-            write_atomically(plan.folder / "config.toml", config.encode())
+            write_atomically(plan.folder / CONFIG, config.encode())
     names = [str(plan.folder.relative_to(wanted.out)) for plan in todo]
     write_atomically(wanted.out / LIST, json.dumps({"runs": names}, indent=1).encode())
     return left

@@ -24,6 +24,7 @@ from gossamer.cli.run import refusing
 from gossamer.config import Config, Experiment, absolute, anywhere, find_method
 from gossamer.engine import Options
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import CONFIG
 from gossamer.flower import certs, commands, project
 from gossamer.flower.commands import Link
 from gossamer.flower.post import Patience
@@ -63,7 +64,7 @@ def serve(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     _needs_flower()
     folder = Path(options.project)
-    if not (folder / project.PACKAGE / project.CONFIG).exists():
+    if not (folder / project.PACKAGE / CONFIG).exists():
         raise Refusal(f"{folder} is no project; make one with `gossamer flower init {folder}`")
     link = Link(options.host, options.port, _security(options, (certs.CA, certs.SERVER)))
     home = folder / ".flower"

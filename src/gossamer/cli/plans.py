@@ -16,6 +16,7 @@ from gossamer.cli.run import refusing
 from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
 from gossamer.engine import Options
 from gossamer.engine.client import AnyMethod
+from gossamer.engine.events import CONFIG
 from gossamer.fields import Setting
 from gossamer.report.groups import APART
 
@@ -166,7 +167,7 @@ def changed(folder: Path, config: Config) -> list[str]:
 
     Raises what is wrong with a configuration that cannot be read.
     """
-    old, new = flat(read(folder / "config.toml")), flat(config)
+    old, new = flat(read(folder / CONFIG)), flat(config)
     return [
         f"{name.partition('.')[2] or name} {old.get(name)}, not {new.get(name)}"
         for name in dict.fromkeys((*old, *new))

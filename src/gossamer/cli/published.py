@@ -16,6 +16,7 @@ from gossamer.cli.plans import Plan, changed
 from gossamer.cli.results import escaped, tabular
 from gossamer.cli.tables import ACCURACIES, UNITS, Column, Published, Row, Table, training
 from gossamer.engine import events
+from gossamer.engine.events import CONFIG
 from gossamer.report import Run
 from gossamer.report.curves import last, spread
 from gossamer.report.figures import figures
@@ -100,7 +101,7 @@ def beside(table: Table, plans: Sequence[Plan]) -> Beside:
     """The table with the runs that have come to their end with just these settings."""
     done: dict[str, list[tuple[Plan, Run]]] = {}
     for plan in plans:
-        if (plan.folder / "config.toml").exists() and _same(plan):
+        if (plan.folder / CONFIG).exists() and _same(plan):
             run = run_of(plan)
             if run.finished:
                 done.setdefault(plan.folder.parent.name, []).append((plan, run))

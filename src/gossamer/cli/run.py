@@ -23,7 +23,7 @@ from gossamer.cli.progress import bits, display
 from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
 from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
 from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.events import plain
+from gossamer.engine.events import CONFIG, PROJECT, plain
 from gossamer.engine.transport import Transport
 from gossamer.track import TRACKERS, tracker
 from gossamer.wire import Mode
@@ -49,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
         fields.replace(config.options, given(Options(), options)),
     )
     out = Path(options.out) if options.out else _fresh(config.method)
-    if (out / "config.toml").exists():
+    _no_project(out)
+    if (out / CONFIG).exists():
         raise Refusal(
             f"{out} already holds a run; `{_resume(out)}` continues it, "
             "or choose another folder with --out"
@@ -134,7 +135,7 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         sinks = [tracker(word, out, name, warn) for word in trackers]
         if not resume:
             write_atomically(
-                out / "config.toml",
+                out / CONFIG,
                 config.toml(one_line(shlex.join(["gossamer", *sys.argv[1:]]))).encode(),
             )
     if not options.quiet:
@@ -166,7 +167,7 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
     except OSError as problem:
         if checkpoint.newest(out / "rounds") is None:  # nothing was done that could go on
             if not resume:
-                (out / "config.toml").unlink(missing_ok=True)
+                (out / CONFIG).unlink(missing_ok=True)
             raise Refusal(str(problem)) from problem
         go_on = _resume(out, options.engine)
         warn(f"{problem}; the run up to its last checkpoint is safe: {go_on}")
@@ -238,11 +239,17 @@ def _named(target: str) -> Config:
 
 
 def _saved(out: Path) -> Config:
-    path = out / "config.toml"
+    _no_project(out)
+    path = out / CONFIG
     with refusing():
         if not path.exists():
             raise FileNotFoundError(f"{out} holds no run: there is no {path}")
         return read(path)
+
+
+def _no_project(out: Path) -> None:
+    if (out / PROJECT).exists():
+        raise Refusal(f"{out} is the run of a Flower project, which `gossamer serve` continues")
 
 
 def _fresh(method: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, get_args
 from gossamer.cli.parsing import Parser, Refusal, say
 from gossamer.cli.progress import bits, failure
 from gossamer.engine.events import (
+    CONFIG,
     SCHEMA,
     ClientFailed,
     ClientFinished,
@@ -302,7 +303,7 @@ def frame(seen: Seen, now: float) -> list[str]:
         lines.append(f"the log is of a newer version ({first.schema}, known is {SCHEMA})")
     if not seen.finished and now - seen.told > max(SILENCE, 10 * (seen.pace or 0)):
         resume = f"gossamer resume {shlex.quote(str(seen.run))}"
-        if not (seen.run / "config.toml").exists():  # the run of a project, at its server
+        if not (seen.run / CONFIG).exists():  # the run of a project, at its server
             resume = "`gossamer serve` its project again"
         lines.append(f"no news for {_clock(now - seen.told)}; if it was stopped: {resume}")
     return lines

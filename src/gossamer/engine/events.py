@@ -19,6 +19,8 @@ from gossamer.cost import Entry
 
 SCHEMA = 1
 """Version of the event log; readers accept this one and refuse newer ones."""
+CONFIG, PROJECT = "config.toml", "project.toml"
+"""What a run's folder calls its configuration, beside the log: a run here, one on a network."""
 
 
 @dataclass(frozen=True)

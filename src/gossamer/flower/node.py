@@ -38,6 +38,8 @@ class Setup:
     mode: Mode
     options: Options
     name: str
+    text: str = ""
+    """The configuration, for whoever reads of the run."""
 
     def agreement(self) -> str:
         """A hash of all that must be the same on both sides for their bits to be."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from gossamer import fields
 from gossamer.config import Config
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import CONFIG
 from gossamer.flower.post import Patience
 
 PACKAGE = "gossamer_app"
-CONFIG = "config.toml"
 FLOWER = "1.41.0"
 """The version of Flower that projects are written for."""
 LONGEST = 32

@@ -14,7 +14,7 @@ from gossamer.config import Config, enough
 from gossamer.data.federation import Federation
 from gossamer.engine import Stop, Summary, checkpoint
 from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.events import Sink
+from gossamer.engine.events import PROJECT, Sink
 from gossamer.flower.distant import Distant, Own, alone
 from gossamer.flower.node import Setup
 from gossamer.flower.post import Carrier, Patience, Post
@@ -39,7 +39,8 @@ def set_up(config: Config, seen: Distant | Own | None = None) -> Setup:
     wish = config.experiment
     name = config.method.rpartition(":")[2]
     mode = Mode.parse(wish.wire)
-    return Setup(method, task, federation, wish.rounds, wish.seed, mode, config.options, name)
+    kept = (config.options, name, config.toml())
+    return Setup(method, task, federation, wish.rounds, wish.seed, mode, *kept)
 
 
 def at_server(config: Config) -> Setup:
@@ -77,8 +78,9 @@ def serve(
     post.gather()
     if distant and not known:
         setup = replace(setup, federation=distant.sized(roll.sizes))
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / SIZES, json.dumps(sorted(roll.sizes.items())).encode())
+        _keep(out / SIZES, json.dumps(sorted(roll.sizes.items())))
+    if setup.text:
+        _keep(out / PROJECT, setup.text)
     return engine.run(
         setup.method,
         setup.task,
@@ -94,6 +96,11 @@ def serve(
         wire=setup.mode,
         transport=post,
     )
+
+
+def _keep(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
 
 
 def _sizes(out: Path) -> dict[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gossamer.engine.events import SCHEMA
+from gossamer.engine.events import CONFIG, PROJECT, SCHEMA
 
 LOST = "failed clients"
 """What stands for the message in a ledger's line of what clients were sent in vain."""
@@ -62,6 +62,8 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     """The configuration as it was written."""
+    networked: bool = False
+    """Whether its clients were nodes of a Flower project."""
     notices: Sequence[str] = ()
 
     @property
@@ -112,7 +114,8 @@ def read_run(folder: Path) -> Run:
     shown = str(folder)
     if not folder.is_dir():
         raise NoRun(f"{shown} is no folder" if folder.exists() else f"there is no folder {shown}")
-    log, settings = folder / "events.jsonl", folder / "config.toml"
+    log = folder / "events.jsonl"
+    settings = folder / (PROJECT if (folder / PROJECT).exists() else CONFIG)
     if not log.exists() and not settings.exists():
         raise NoRun(f"{shown} is no run: it has neither events.jsonl nor config.toml")
     notices: list[str] = []
@@ -133,6 +136,7 @@ def read_run(folder: Path) -> Run:
         failed=gathered.failed,
         config=config,
         text=text,
+        networked=settings.name == PROJECT,
     )
     told = [*notices, *gathered.notices(), *_state(run, gathered)]
     return Run(**{**vars(run), "notices": tuple(f"{shown}: {text}" for text in told)})
@@ -152,12 +156,12 @@ def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
         notices.append("there is no config.toml; only what the log says of the settings is shown")
         return "", {}
     except OSError as problem:
-        notices.append(f"config.toml cannot be read: {problem.strerror}")
+        notices.append(f"{path.name} cannot be read: {problem.strerror}")
         return "", {}
     try:
         return text[:MOST_TEXT], tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        notices.append(f"config.toml is not valid TOML ({problem}); it is shown as it is")
+        notices.append(f"{path.name} is not valid TOML ({problem}); it is shown as it is")
         return text[:MOST_TEXT], {}
 
 
