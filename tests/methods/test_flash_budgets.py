@@ -312,3 +312,15 @@ def test_prices_know_budgets() -> None:
 def test_methods_keep_their_promises_with_budgets(promise: str) -> None:
     """With every kind of message: seeds, masks, nothing, and counts that chance decides."""
     PROMISES[promise](bench(toy("jmwst-code", mask_every=2), 4, *BUDGETS, norm=True))
+
+
+@pytest.mark.parametrize(("method", "mask_rounds"), [("spdst", set()), ("jmwst", {2, 4, 6})])
+def test_with_budgets_too_masks_go_up_in_mask_rounds_only(
+    method: str, mask_rounds: set[int]
+) -> None:
+    found = heard(toy(**METHODS_OF_BUDGETS[method]), 6, *BUDGETS)
+    assert {event.round for event in found.finished} == {1, 2, 3, 4, 5, 6}
+    sent = {event.round for event in found.finished if "mask" in rows(event, "up")}
+    assert sent == mask_rounds
+    for event in found.finished:
+        assert event.round not in mask_rounds or rows(event, "up")["mask"].sent > 0
