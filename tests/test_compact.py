@@ -639,3 +639,40 @@ def test_tracing_does_not_disturb_other_threads() -> None:
 def test_the_example_in_the_docstring_is_true() -> None:
     found = doctest.testmod(groups)
     assert found.attempted > 0 and found.failed == 0
+
+
+# units that a trained model can do without --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SMALL, "resnet18:width=8,preact=true,norm=group"])
+@given(seed=st.integers(0, 10**6), density=st.sampled_from([0.02, 0.1, 0.3]))
+@settings(max_examples=5, deadline=None)
+def test_outputs_are_the_same_without_units_that_are_not_needed(
+    name: str, seed: int, density: float
+) -> None:
+    """Whatever the weights are that were pruned, and with units that were silenced besides."""
+    task = task_of(name)
+    draw = Key(seed).generator()
+    params = groups.masked(task, params_of(task, seed), keep_of(task, seed, 0.7))
+    for leaf in task.layout.prunable:
+        params[leaf] *= torch.rand(params[leaf].shape, generator=draw) < density
+    small, left = groups.compact(task, params, groups.needed(task, params))
+    x = torch.randn(3, *SHAPES[name], generator=draw, dtype=torch.float64)
+    torch.testing.assert_close(small.logits(left, x), task.logits(params, x))
+    assert sum(map(torch.numel, left.values())) < sum(map(torch.numel, params.values()))
+
+
+def test_units_are_needed_that_speak_and_are_heard() -> None:
+    """Of four: one that is heard, one unread, one silent, one read by a unit that is unread."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+    task = Task.of(net, torch.zeros(1, 2))
+    params = {name: torch.ones_like(tensor) for name, tensor in task.init(Key(0)).items()}
+    params["0.weight"][2] = params["0.bias"][2] = 0
+    params["2.weight"] = torch.tensor([[1.0, 0, 1, 0], [1, 0, 1, 1]])
+    params["4.weight"] = torch.tensor([[1.0, 0]])
+    found = groups.needed(task, params)
+    assert found["0.weight"].tolist() == [True, False, False, False]
+    assert found["2.weight"].tolist() == [True, False]
+    params["4.weight"][:] = 0
+    nothing = {name: flags.tolist() for name, flags in groups.needed(task, params).items()}
+    assert nothing == {"0.weight": [True, False, False, False], "2.weight": [True, False]}

@@ -6,7 +6,14 @@ import pytest
 from transcripts import ROOT, blocks, check, execute, same
 
 DOCS = ROOT / "docs"
-PAGES = ["tutorials/index", "tutorials/method", "howto/own", "howto/resume", "reference/index"]
+PAGES = [
+    "tutorials/index",
+    "tutorials/method",
+    "howto/own",
+    "howto/resume",
+    "howto/ship",
+    "reference/index",
+]
 EXAMPLE = (ROOT / "examples" / "topk.py").read_text()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from loopback import Loopback, log_of, served
 
+from gossamer import export
 from gossamer.cli import main
 from gossamer.config import Config, Experiment
 from gossamer.core import Key
@@ -148,3 +149,17 @@ def test_budgets_are_those_of_a_simulation(config: Config) -> None:
     key = Key(3).fold("data", "budgets")
     assert found == [as_asked(float(b)) for b in deal_budgets(wish.budgets, 10, key)]
     assert set(found) == {0.7, 1.0}
+
+
+def test_models_can_be_exported_where_data_are_not(config: Config, tmp_path: Path) -> None:
+    run(at_server(config), loop_of(config, tmp_path, {0: 20, 1: 30, 2: 40}), tmp_path / "run")
+    client = next(
+        event["client"]
+        for event in events.read(tmp_path / "run" / "events.jsonl")
+        if event["event"] == "client-finished"
+    )
+    for model in (export.take(tmp_path / "run"), export.take(tmp_path / "run", client, tmp_path)):
+        assert len(model.test) == 8
+        export.save(model, tmp_path / "model.safetensors")
+        found = export.load(tmp_path / "model.safetensors")
+        assert isinstance(found, dict) and found.keys() == model.members[0].keys()

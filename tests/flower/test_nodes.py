@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from loopback import NODES, Loopback, log_of, node_clients, served, set_up, simulated
 
+from gossamer import export
+from gossamer.cli import main
+from gossamer.config import read
 from gossamer.engine import Stop, events
 from gossamer.flower.letters import Letter
 from gossamer.flower.node import Node
 from gossamer.flower.post import Parcel
+from gossamer.flower.server import set_up as from_config
 from gossamer.methods import METHODS
+from gossamer.report import read_run
 from gossamer.wire import HEADER, Mode
 
 
@@ -154,3 +160,42 @@ def test_a_client_restarted_from_nothing_is_given_what_it_lacks(name: str, tmp_p
     assert all(row["sent"] == 8 * HEADER and row["direction"] == "up" for row in asked)
     if name != "nst":
         assert asked
+
+
+def test_the_folder_of_a_run_on_a_network_has_its_settings_and_is_resumed_by_its_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'method = "fedavg"\n\n[experiment]\nmodel = "lenet"\n'
+    setup = replace(set_up("fedavg", rounds=1), text=text)
+    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
+    found = read_run(tmp_path / "served")
+    assert found.networked and found.table("experiment") == {"model": "lenet"}
+    assert not found.notices
+    here = str(tmp_path / "served")
+    for words in (
+        ["resume", here],
+        ["replay", here, "--round", "1", "--client", "1"],
+        ["run", "fedavg", "--rounds", "0", "--out", here],
+    ):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert "is the run of a Flower project, which `gossamer serve` continues" in told
+
+
+def test_a_client_of_a_network_has_the_model_that_it_has_here_and_its_node_keeps_it(
+    tmp_path: Path,
+) -> None:
+    small = ["--data", "fmnist-mini", "--model", "mlp:hidden=16", "--pool", "4", "--clients", "4"]
+    run = tmp_path / "run"
+    more = ["--rounds", "2", "--eval-every", "0", "--quiet", "--out", str(run)]
+    assert main(["run", "spafl", *small, *more]) == 0
+    setup = from_config(read(run / "config.toml"))
+    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
+    with pytest.raises(ValueError, match="is at its node; --states names"):
+        export.take(tmp_path / "served", 2)
+    with pytest.raises(FileNotFoundError, match="does not have what client 2 kept by round 2"):
+        export.take(tmp_path / "served", 2, tmp_path)
+    found, own = export.take(tmp_path / "served", 2, tmp_path / "nodes"), export.take(run, 2)
+    assert isinstance(found.params, dict) and isinstance(own.params, dict)
+    assert all(torch.equal(found.params[name], own.params[name]) for name in own.params)
+    assert found.facts == own.facts

@@ -14,6 +14,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
     "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),
     "report": ("gossamer.cli.report:report", "show runs in one page that works offline"),
+    "export": ("gossamer.cli.export:export", "write a trained model to a file, to ship it"),
     "ls": ("gossamer.cli.lists:ls", "list methods, models, data sets and partitions"),
     "data": ("gossamer.cli.lists:data", "list or download data sets"),
     "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),

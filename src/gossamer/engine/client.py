@@ -146,6 +146,12 @@ def rows(x: Tensor, order: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
 
 
+def server_ctx(task: Task, key: Key, round: int, rounds: int, budgets: tuple[float, ...]) -> Ctx:
+    """Where the server stands in a round."""
+    own = key.fold("server", "round", round)
+    return Ctx(task, round, rounds, own, key.fold("common"), budgets=budgets)
+
+
 def client_ctx(
     key: Key, task: Task, federation: Federation, client: int, round: int, rounds: int
 ) -> Ctx:

@@ -189,7 +189,7 @@ class Evaluator:
         def one(task: Task, client: int) -> tuple[Figures, bool | None]:
             if client in keeps:
                 model = self._method.model(ctx, state, store.get(client))
-                if not _is_global(model, bare):
+                if not is_global(model, bare):
                     return self._own(task, model, client)
             return self._measure(task, shared, client, None, marks), None
 
@@ -206,7 +206,7 @@ class Evaluator:
     def personal(self, ctx: Ctx, state: Any, client: int, local: Any) -> Figures | None:
         """Figures of the model of a client that is here; None if it is the global one."""
         model = self._method.model(ctx, state, local)
-        if _is_global(model, self._method.model(ctx, state, None)):
+        if is_global(model, self._method.model(ctx, state, None)):
             return None
         return self._own(ctx.task, model, client)[0]
 
@@ -305,7 +305,7 @@ class _Known:
     figures: Figures
 
 
-def _is_global(model: Model, shared: Model) -> bool:
+def is_global(model: Model, shared: Model) -> bool:
     """Whether what a client keeps leaves the global model as it is, down to its very tensors."""
     if isinstance(model, Ensemble) or isinstance(shared, Ensemble):
         return False

@@ -18,7 +18,7 @@ from gossamer.cost import Accounting, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Progress
-from gossamer.engine.client import Abandoned, AnyMethod, ClientError
+from gossamer.engine.client import Abandoned, AnyMethod, ClientError, server_ctx
 from gossamer.engine.conversation import Conversations, Reply
 from gossamer.engine.evaluate import Evaluator, check_selection
 from gossamer.engine.events import Clock, Event, EventLog, Finished, Sink
@@ -106,7 +106,7 @@ def check(
 ) -> None:
     """Raises what `run` would raise before its first round, and leaves no trace."""
     _check(method, federation, rounds, options)
-    method.init(_server_ctx(task, Key(seed), 0, rounds, budgets_of(federation.pool)))
+    method.init(server_ctx(task, Key(seed), 0, rounds, budgets_of(federation.pool)))
 
 
 def _check(method: AnyMethod, federation: Federation, rounds: int, options: Options) -> None:
@@ -114,11 +114,6 @@ def _check(method: AnyMethod, federation: Federation, rounds: int, options: Opti
     if rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {rounds}; use --rounds 1 or more")
     check_selection(options, federation)
-
-
-def _server_ctx(task: Task, key: Key, number: int, rounds: int, budgets: tuple[float, ...]) -> Ctx:
-    own = key.fold("server", "round", number)
-    return Ctx(task, number, rounds, own, key.fold("common"), budgets=budgets)
 
 
 class _Engine:
@@ -314,7 +309,7 @@ class _Engine:
     # what surrounds it -------------------------------------------------------------------------
 
     def server_ctx(self, number: int) -> Ctx:
-        return _server_ctx(self.task, self.key, number, self.rounds, self.budgets)
+        return server_ctx(self.task, self.key, number, self.rounds, self.budgets)
 
     def measure(self, before: Measures) -> None:
         """Tells what the method shows of its state now, and how far it moved from before."""

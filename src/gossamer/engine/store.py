@@ -102,20 +102,25 @@ class Store:
 
     def rollback(self, round: int) -> None:
         """Goes back to the end of a round; whatever was written later is dropped."""
+        for found in written_rounds(self._rounds):
+            if found > round:
+                shutil.rmtree(round_folder(self._rounds, found))
+        self.look(round)
+        self._new = [path for path in self._new if path.exists()]
+
+    def look(self, round: int) -> None:
+        """Knows what was kept at the end of a round, and changes nothing on disk."""
         self._written.clear()
         self._cache.clear()
         self._cached = 0
         self._superseded.clear()
         for found in written_rounds(self._rounds):
-            folder = round_folder(self._rounds, found)
             if found > round:
-                shutil.rmtree(folder)
-                continue
-            for client in _clients_in(folder / "local"):
+                break
+            for client in _clients_in(round_folder(self._rounds, found) / "local"):
                 if client in self._written:
                     self._superseded.append((client, self._written[client], found))
                 self._written[client] = found
-        self._new = [path for path in self._new if path.exists()]
 
     def _path(self, client: int, round: int) -> Path:
         return round_folder(self._rounds, round) / "local" / f"{client}.bin"

@@ -20,10 +20,11 @@ from __future__ import annotations
 import torch
 
 from gossamer.core import Params
+from gossamer.groups.needed import needed
 from gossamer.groups.structure import INPUTS, Cut, Keep, Structure, trace
 from gossamer.task import Task
 
-__all__ = ["INPUTS", "Cut", "Keep", "Structure", "compact", "masked", "restore", "trace"]
+__all__ = ["INPUTS", "Cut", "Keep", "Structure", "compact", "masked", "needed", "restore", "trace"]
 
 
 def compact(task: Task, params: Params, keep: Keep) -> tuple[Task, Params]:

@@ -1,0 +1,185 @@
+"""Models as files: tensors alone, or a program with them, with what is known of the model."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.core import Ensemble, Examples, Params
+from gossamer.engine.checkpoint import write_atomically
+from gossamer.export.model import Model
+
+FORMATS = (".safetensors", ".pt2", ".onnx")
+FACTS = "gossamer"
+"""The entry of a file's metadata with what is known of the model, as JSON."""
+PACKED = "packed"
+"""The fact that names packed tensors and their shapes."""
+VALUES, KEPT = ".values", ".kept"
+"""Of a packed tensor: what is not zero in its order, and where, eight places to a byte."""
+MEMBER = "members.{}."
+BATCH = 500
+"""Examples that are predicted at once."""
+
+
+def save(model: Model, path: Path | str, packed: bool = False) -> None:
+    """Writes a model in the format of the file's suffix, whole or not at all."""
+    target = Path(path)
+    if packed and target.suffix != ".safetensors":
+        raise ValueError(f"only .safetensors is packed; {target.name} is {target.suffix or 'none'}")
+    match target.suffix:
+        case ".safetensors":
+            data = _safetensors(model, packed)
+        case ".pt2":
+            data = _program(model)
+        case ".onnx":
+            data = _onnx(model)
+        case other:
+            raise ValueError(f"no format {other!r}; a model's file ends in {', '.join(FORMATS)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, data)
+
+
+def load(path: Path | str) -> Params | Ensemble:
+    """The tensors of a `.safetensors` file, packed or not."""
+    tensors, facts = _opened(Path(path))
+    for name, shape in facts.get(PACKED, {}).items():
+        values, bits = tensors.pop(name + VALUES), tensors.pop(name + KEPT)
+        where = np.unpackbits(bits.numpy(), count=int(np.prod(shape)), bitorder="little")
+        full = torch.zeros(len(where), dtype=values.dtype)
+        full[torch.from_numpy(where).bool()] = values
+        tensors[name] = full.reshape(shape)
+    if "weights" not in facts:
+        return tensors
+    members = []
+    for place in range(len(facts["weights"])):
+        head = MEMBER.format(place)
+        own = {n.removeprefix(head): tensor for n, tensor in tensors.items() if n.startswith(head)}
+        members.append(own)
+    return Ensemble(tuple(members), tuple(facts["weights"]))
+
+
+def facts(path: Path | str) -> dict[str, Any]:
+    """What a `.safetensors` file tells of its model."""
+    return _opened(Path(path))[1]
+
+
+def predictor(path: Path | str, model: Model) -> Callable[[Tensor], Tensor]:
+    """What a file computes, read as its users would; of `model` only the architecture is used."""
+    target = Path(path)
+    match target.suffix:
+        case ".safetensors":
+            return replace(model, params=load(target)).module()
+        case ".pt2":
+            return torch.export.load(target).module()
+        case _:
+            runtime = _needs("onnxruntime")
+            session = runtime.InferenceSession(str(target), providers=["CPUExecutionProvider"])
+            name = session.get_inputs()[0].name
+            return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+def accuracy(predict: Callable[[Tensor], Tensor], test: Examples) -> float:
+    """The share of examples that are told right."""
+    starts = range(0, len(test), BATCH)
+    with torch.inference_mode():
+        right = [
+            int((predict(test.x[at : at + BATCH]).argmax(-1) == test.y[at : at + BATCH]).sum())
+            for at in starts
+        ]
+    return sum(right) / len(test)
+
+
+def _safetensors(model: Model, packed: bool) -> bytes:
+    library = _needs("safetensors.torch")
+    known = dict(model.facts)
+    tensors = dict(model.params) if isinstance(model.params, dict) else {}
+    if isinstance(model.params, Ensemble):
+        known["weights"] = list(model.params.weights)
+        for place, member in enumerate(model.members):
+            tensors |= {MEMBER.format(place) + name: each for name, each in member.items()}
+    shapes: dict[str, list[int]] = {}
+    written: Params = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        kept = tensor.flatten() != 0
+        saved = int((~kept).sum()) * tensor.element_size()
+        if not packed or saved <= (len(kept) + 7) // 8:
+            written[name] = tensor.clone()
+            continue
+        shapes[name] = list(tensor.shape)
+        written[name + VALUES] = tensor.flatten()[kept]
+        bits = np.packbits(kept.numpy(), bitorder="little")
+        written[name + KEPT] = torch.from_numpy(bits)
+    if shapes:
+        known[PACKED] = shapes
+    return cast(bytes, library.save(written, {FACTS: json.dumps(known)}))
+
+
+def _opened(path: Path) -> tuple[Params, dict[str, Any]]:
+    library = _needs("safetensors")
+    with library.safe_open(str(path), "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        told = (file.metadata() or {}).get(FACTS, "{}")
+    return tensors, json.loads(told)
+
+
+def _program(model: Model) -> bytes:
+    data = io.BytesIO()
+    extra = {f"{FACTS}.json": json.dumps(model.facts)}
+    torch.export.save(_exported(model), data, extra_files=extra)
+    return data.getvalue()
+
+
+def _onnx(model: Model) -> bytes:
+    _needs("onnxscript")
+    with _aside():
+        program = torch.onnx.export(_exported(model), dynamo=True, verbose=False)
+    assert program is not None
+    program.model.metadata_props[FACTS] = json.dumps(model.facts)
+    return cast(bytes, program.model_proto.SerializeToString())
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Logs what torch's exporter warns of: its own deprecated calls, and optional packages."""
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        registration.setLevel(level)
+    for each in told:
+        logging.getLogger(__name__).info("torch: %s", each.message)
+
+
+def _exported(model: Model) -> torch.export.ExportedProgram:
+    """The forward pass for any number of examples."""
+    example = model.test.x[:2].clone()  # not a view, which would be saved with all of the data
+    if len(example) < 2:
+        raise ValueError("a program is made with two examples, and the test data have fewer")
+    shapes = ({0: torch.export.Dim("examples")},)
+    return torch.export.export(model.module(), (example,), dynamic_shapes=shapes)
+
+
+def _needs(module: str) -> Any:
+    """A library of the extra, or an error that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise ImportError(f"{name} is missing: pip install 'gossamer[export]'") from None

@@ -1,0 +1,226 @@
+"""A trained model and what is known of it, taken out of its run's newest checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import gossamer
+from gossamer import groups
+from gossamer.config import Config, read
+from gossamer.core import Ctx, Ensemble, Examples, Key, Params, budgets_of
+from gossamer.data.federation import Federation
+from gossamer.engine import checkpoint
+from gossamer.engine.checkpoint import Checkpoint
+from gossamer.engine.client import AnyMethod, server_ctx
+from gossamer.engine.evaluate import density, is_global
+from gossamer.engine.events import CONFIG, PROJECT
+from gossamer.engine.statistics import Calibration
+from gossamer.engine.store import Store
+from gossamer.engine.workers import Workers, cores
+from gossamer.flower.distant import Distant
+from gossamer.flower.server import SIZES, set_up
+from gossamer.flower.shelf import Shelf
+from gossamer.task import Task
+from gossamer.wire import load as decode
+from gossamer.wire import record_types
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model: what computes, its tensors, and what is known of it."""
+
+    task: Task
+    params: Params | Ensemble
+    facts: Mapping[str, Any]
+    test: Examples
+    """What it may be tested on: for a client's own model its test data, where they are here."""
+    personal: bool = False
+    """Whether it is the server's while clients have models of their own."""
+
+    @property
+    def members(self) -> tuple[Params, ...]:
+        """One set of tensors, or those of all members of an ensemble."""
+        return self.params.members if isinstance(self.params, Ensemble) else (self.params,)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all of its tensors."""
+        return sum(tensor.numel() for member in self.members for tensor in member.values())
+
+    @property
+    def density(self) -> float:
+        """The share of prunable weights that are not zero."""
+        return density(self.task.layout, self.params)
+
+    def module(self) -> nn.Module:
+        """A plain module in inference mode, with its tensors in place."""
+        parts = [_bound(self.task.module, member) for member in self.members]
+        if isinstance(self.params, Ensemble):
+            return Mixed(parts, self.params.weights)
+        return parts[0]
+
+    def compact(self) -> Model:
+        """The same function by a smaller model: units that change no output are taken out."""
+        if isinstance(self.params, Ensemble):
+            raise ValueError("an ensemble has no compact form; its members lack different units")
+        keep = groups.needed(self.task, self.params)
+        task, params = groups.compact(self.task, self.params, keep)
+        return replace(self, task=task, params=params)
+
+
+class Mixed(nn.Module):
+    """Several modules: logarithms of the weighted mean of their probabilities."""
+
+    def __init__(self, parts: list[nn.Module], weights: tuple[float, ...]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.shares = [weight / sum(weights) for weight in weights]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of a batch."""
+        each = [functional.log_softmax(part(x), -1) for part in self.parts]
+        shares = torch.tensor(self.shares).log()
+        return torch.logsumexp(torch.stack(each, -1) + shares, -1)
+
+
+# from a run --------------------------------------------------------------------------------------
+
+
+def take(run: Path | str, client: int | None = None, states: Path | str | None = None) -> Model:
+    """The model of a run's newest checkpoint, which stays as it is: the server's, or a client's.
+
+    What clients of a Flower project keep is on their nodes: `states` is the folder that a node has
+    for it.
+    """
+    folder = Path(run)
+    networked = (folder / PROJECT).exists()
+    path = folder / (PROJECT if networked else CONFIG)
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
+    config = read(path)
+    config = replace(config, experiment=replace(config.experiment, device="cpu"))
+    found = checkpoint.newest(folder / "rounds")
+    if found is None:
+        raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
+    distant = (folder / SIZES).exists()
+    method, task, federation = _built(config, folder, distant)
+    wish = config.experiment
+    pool = federation.pool
+    ctx = server_ctx(task, Key(wish.seed), found.progress.round, wish.rounds, budgets_of(pool))
+    state = decode(found.server, record_types(method))
+    store = Store(folder / "rounds", record_types(method))
+    store.look(found.progress.round)
+    params = method.model(ctx, state, None)
+    test, personal = federation.test, False
+    if client is not None:
+        if client not in {each.id for each in pool}:
+            raise ValueError(f"there is no client {client}; the run has {len(pool)}, from 0 up")
+        shelves = Path(states) if states is not None else None
+        local = _kept(store, config, found, client, shelves, networked)
+        own = method.model(ctx, state, decode(local, record_types(method)))
+        if is_global(own, params):
+            raise ValueError(f"client {client} has no model of its own; use the run's, without it")
+        params, test = own, test if distant else federation.client(client).test
+    elif not networked and (keep := store.clients()):
+        personal = not is_global(method.model(ctx, state, store.get(keep[0])), params)
+    params = _ready(ctx, method, federation, params, client, distant)
+    model = Model(task, params, {}, test, personal)
+    facts = _facts(config, federation, found, client) | {"density": round(model.density, 6)}
+    return replace(model, facts=facts)
+
+
+def _built(config: Config, folder: Path, distant: bool) -> tuple[AnyMethod, Task, Federation]:
+    if not distant:
+        return config.build()
+    sizes = dict(json.loads((folder / SIZES).read_bytes()))
+    setup = set_up(config, Distant.of(config).sized(sizes))
+    return setup.method, setup.task, setup.federation
+
+
+def _kept(
+    store: Store,
+    config: Config,
+    found: Checkpoint,
+    client: int,
+    states: Path | None,
+    networked: bool,
+) -> bytes:
+    """What a client keeps, wherever it is kept."""
+    data = store.raw(client)
+    if data is None:
+        raise ValueError(f"client {client} has kept nothing; use the run's model, without it")
+    if not networked:
+        return data
+    if states is None:
+        raise ValueError(
+            f"what client {client} keeps is at its node; --states names the node's folder for it"
+        )
+    run = f"{config.method.rpartition(':')[2]}-{found.run}"
+    for shelf in sorted(states.glob("node-*")):
+        if (own := Shelf(shelf).get(run, client, data.decode())) is not None:
+            return own
+    raise FileNotFoundError(
+        f"{states} does not have what client {client} kept by round {found.progress.round}"
+    )
+
+
+def _ready(
+    ctx: Ctx,
+    method: AnyMethod,
+    federation: Federation,
+    model: Params | Ensemble,
+    client: int | None,
+    distant: bool,
+) -> Params | Ensemble:
+    """The model as it is tested: batch normalisation without statistics is given some."""
+    if getattr(method, "bn", "running") != "static" or not ctx.task.running_statistics:
+        return model
+    if distant:
+        raise ValueError(
+            "batch normalisation of this method is calibrated on clients' data, which are not here"
+        )
+    workers = Workers(ctx.task, cores())
+    try:
+        calibration = Calibration(federation, workers)
+        if client is not None:
+            return calibration.own(ctx.task, model, client)
+        return calibration.shared(ctx.task, model)
+    finally:
+        workers.close()
+
+
+def _facts(
+    config: Config, federation: Federation, found: Checkpoint, client: int | None
+) -> dict[str, Any]:
+    """What whoever has nothing but the file needs to know."""
+    wish = config.experiment
+    known = federation.describe()
+    facts = {
+        "version": gossamer.__version__,
+        "method": config.method.rpartition(":")[2],
+        "model": wish.model,
+        "round": found.progress.round,
+        "rounds": wish.rounds,
+        "seed": wish.seed,
+        "client": client,
+    }
+    about = ("name", "classes", "shape", "scale", "mean", "std", "vocabulary")
+    return facts | {"data": {name: known[name] for name in about if name in known}}
+
+
+def _bound(module: nn.Module, params: Params) -> nn.Module:
+    found = copy.deepcopy(module).to("cpu").eval()
+    places = dict(found.named_parameters()) | dict(found.named_buffers())
+    with torch.no_grad():
+        for name, tensor in params.items():
+            places[name].copy_(tensor)
+    return found.requires_grad_(False)
