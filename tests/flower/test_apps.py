@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from gossamer.engine import events
 from gossamer.flower.apps import (
+    SILENCE,
     Carriage,
     asked,
     client_app,
@@ -27,9 +28,9 @@ from gossamer.flower.apps import (
     unclosed,
     where,
 )
-from gossamer.flower.letters import Letter
+from gossamer.flower.letters import Letter, hello
 from gossamer.flower.node import Setup
-from gossamer.flower.post import Patience
+from gossamer.flower.post import Parcel, Patience
 from gossamer.wire import WireError
 
 
@@ -181,3 +182,45 @@ def test_an_error_without_a_reason_is_one() -> None:
     answer = Message(Error(2, " \n"), reply_to=question)
     (found,) = Carriage(Broken(answer, "bad")).collect(["good"])
     assert found.reason == "error 2: no reason was given"
+
+
+class Behind(InProcess):
+    """Its first node sends an answer only when the next message comes."""
+
+    held: Message | None = None
+    sent = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            names += super().push_messages([message])
+            if message.metadata.dst_node_id == min(self.contexts):
+                self.sent += 1
+                before, self.held = self.held, self.replies.pop(names[-1])
+                if before is not None:
+                    self.replies[before.metadata.reply_to_message_id] = before
+        return names
+
+
+def test_a_node_that_is_one_answer_behind_is_sent_one_message_more(tmp_path: Path) -> None:
+    setup, time = set_up("fedavg"), [0.0]
+    grid = Behind(client_app(lambda: setup, watchdog=False), NODES, tmp_path)
+    carriage = Carriage(grid, lambda: time[0])
+    late, other = min(grid.contexts), max(grid.contexts)
+
+    def asked_both() -> list[str]:
+        letters = [hello(60.0 + place) for place in range(2)]
+        nodes = zip((late, other), letters, strict=True)
+        return carriage.send([Parcel(node, "query", each, 0, 60.0) for node, each in nodes])
+
+    for _ in range(2):
+        ids = asked_both()
+        assert [arrival.id for arrival in carriage.collect(ids)] == ids[1:]
+        before = grid.sent
+        time[0] += SILENCE - 1
+        assert not carriage.collect(ids[:1]) and grid.sent == before
+        time[0] += 1
+        assert not carriage.collect(ids[:1]) and grid.sent == before + 1
+        assert [arrival.id for arrival in carriage.collect(ids[:1])] == ids[:1]
+        time[0] += SILENCE
+        assert not carriage.collect(ids) and grid.sent == before + 1

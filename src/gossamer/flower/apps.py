@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from gossamer import fields
 from gossamer.engine.participant import one_line
-from gossamer.flower.letters import Letter, plain
+from gossamer.flower.letters import Letter, hello, plain
 from gossamer.flower.node import Node, Setup
 from gossamer.flower.post import Arrival, Parcel, Patience
 from gossamer.flower.server import serve
@@ -31,16 +34,36 @@ RECORD, HEAD, BODY = "gossamer", "head", "body"
 STYPE = "gossamer/1"
 STALLED = 75
 """Exit code of a client that outlived its round."""
+SILENCE = 15.0
+"""Seconds after which a node that has not answered is sent one more message."""
 
 GARBAGE = (DecodeError, ValueError, TypeError, LookupError, AttributeError)
 """What Flower raises over a message that its sender made up."""
 
 
-class Carriage:
-    """Flower's grid as a carrier."""
+@dataclass(frozen=True)
+class Sent:
+    """A message on its way."""
 
-    def __init__(self, grid: Grid) -> None:
+    node: int
+    at: float
+    until: float
+
+
+class Carriage:
+    """Flower's grid as a carrier.
+
+    A SuperNode sends an answer for every message that it receives. One that was cut off within a
+    message, as by the end of a server, answers that message too, and from then on is one behind:
+    it sends an answer only when the next message comes, to all appearances too late. So a node
+    that is silent for a while is sent one more.
+    """
+
+    def __init__(self, grid: Grid, now: Callable[[], float] = time.monotonic) -> None:
         self._grid = grid
+        self._now = now
+        self._open: dict[str, Sent] = {}
+        self._nudged: dict[int, float] = {}
 
     def nodes(self) -> list[int]:
         """Nodes that the SuperLink has heard of lately."""
@@ -64,6 +87,12 @@ class Carriage:
         ]
         taken = {id for id in self._grid.push_messages(messages) if id}
         names = [message.metadata.message_id for message in messages]
+        now = self._now()
+        self._open |= {
+            name: Sent(parcel.node, now, now + parcel.seconds)
+            for name, parcel in zip(names, parcels, strict=True)
+            if name in taken
+        }
         return [name if name in taken else "" for name in names]
 
     def collect(self, ids: Sequence[str]) -> list[Arrival]:
@@ -71,9 +100,32 @@ class Carriage:
         if not ids:
             return []
         try:
-            return [_arrival(message) for message in self._grid.pull_messages(list(ids))]
+            found = [_arrival(message) for message in self._grid.pull_messages(list(ids))]
         except GARBAGE:  # somebody's: so ask for each alone
-            return [arrival for id in ids for arrival in self._alone(id)]
+            found = [arrival for id in ids for arrival in self._alone(id)]
+        for arrival in found:
+            self._open.pop(arrival.id, None)
+        self._nudge()
+        return found
+
+    def _nudge(self) -> None:
+        """One message more for every node that has been silent since its last."""
+        now = self._now()
+        self._open = {id: sent for id, sent in self._open.items() if now < sent.until}
+        silent = {
+            sent.node: sent.until - now
+            for sent in self._open.values()
+            if now - sent.at >= SILENCE and self._nudged.get(sent.node, -inf) < sent.at
+        }
+        if not silent:
+            return
+        self._nudged |= dict.fromkeys(silent, now)
+        self._grid.push_messages(
+            [
+                Message(enclosed(hello(seconds)), node, "query", group_id="0", ttl=seconds)
+                for node, seconds in silent.items()
+            ]
+        )
 
     def _alone(self, id: str) -> list[Arrival]:
         try:
