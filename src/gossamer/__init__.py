@@ -1,82 +1,28 @@
 """Sparse, communication-efficient federated learning on PyTorch, with every bit counted."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Data,
-    Ensemble,
-    Examples,
-    Exchange,
-    Job,
-    Key,
-    Masks,
-    Method,
-    Params,
-    Result,
-    sample,
-    sample_by_budget,
-    sample_richest,
-)
-from gossamer.engine import Options, Summary, run
-from gossamer.fields import option
-from gossamer.layout import Layout
-from gossamer.methods import (
-    METHODS,
-    NST,
-    FedAvg,
-    FedAvgM,
-    FedDrop,
-    FedOpt,
-    FedProx,
-    FedSparse,
-    Flash,
-    Laplace,
-    LGFedAvg,
-    Mixture,
-    SpaFL,
-)
-from gossamer.optim import Training
-from gossamer.task import Gradients, Task
+if TYPE_CHECKING:
+    from gossamer.public import *  # noqa: F403
 
-__all__ = [
-    "METHODS",
-    "NST",
-    "Batch",
-    "Client",
-    "Ctx",
-    "Data",
-    "Ensemble",
-    "Examples",
-    "Exchange",
-    "FedAvg",
-    "FedAvgM",
-    "FedDrop",
-    "FedOpt",
-    "FedProx",
-    "FedSparse",
-    "Flash",
-    "Gradients",
-    "Job",
-    "Key",
-    "LGFedAvg",
-    "Laplace",
-    "Layout",
-    "Masks",
-    "Method",
-    "Mixture",
-    "Options",
-    "Params",
-    "Result",
-    "SpaFL",
-    "Summary",
-    "Task",
-    "Training",
-    "option",
-    "run",
-    "sample",
-    "sample_by_budget",
-    "sample_richest",
-]
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for, so that `gossamer --help` need not wait for PyTorch."""
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")
+    if name == "__all__" or not name.startswith("_"):
+        public = import_module(f"{__name__}.public")
+        if name in ("__all__", *public.__all__):
+            globals()[name] = found = getattr(public, name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})
