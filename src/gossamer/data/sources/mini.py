@@ -15,6 +15,7 @@ import numpy as np
 from gossamer.data.arrays import Arrays, Bytes, Labels
 from gossamer.data.sources.idx import FMNIST_IMAGES
 from gossamer.data.sources.source import Source
+from gossamer.data.sources.unpacked import unpacked
 
 FILE = Path(__file__).parent.parent / "embedded" / "fmnist-mini.xz"
 TRAIN, TEST = 1_000, 200
@@ -36,9 +37,12 @@ def encode(images: Bytes) -> bytes:
 
 
 def read_mini(folder: Path) -> Arrays:
-    """10,000 + 2,000 images in about half a second."""
-    content = lzma.decompress((folder / FILE.name).read_bytes())
-    if hashlib.sha256(content).hexdigest() != SHA256:
+    """10,000 + 2,000 images, in about half a second the first time."""
+    for anew in (False, True):
+        content = unpacked(folder / FILE.name, lzma.decompress, anew=anew)
+        if hashlib.sha256(content).hexdigest() == SHA256:
+            break
+    else:
         raise ValueError(f"{folder / FILE.name} is damaged; install gossamer again")
     images = np.frombuffer(content, np.uint8).reshape(-1, 28, 28, 1)
     labels = Labels(np.repeat(np.arange(10), TRAIN), np.repeat(np.arange(10), TEST), 10)
