@@ -131,3 +131,10 @@ def test_the_pull_is_the_gradient_of_the_squared_distance() -> None:
     grads = {"w": torch.zeros(2, dtype=torch.float64)}
     pull(grads, params, anchor, 0.5)
     assert grads["w"].tolist() == pytest.approx([0.05, 0.05])
+
+
+def test_a_fused_step_shows_that_it_changed_its_tensors() -> None:
+    params, grads = [torch.zeros(3)], [torch.ones(3)]
+    before = params[0]._version
+    sgd(params, grads, [], rate=0.1)
+    assert params[0]._version > before

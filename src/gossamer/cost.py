@@ -8,8 +8,9 @@ one of several conventions, because papers disagree; see `FLOPS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from gossamer.fields import option
 from gossamer.layout import Layout
 from gossamer.wire import Drawn, Packed, Revision, Schema, flatten
 from gossamer.wire.format import field_of
+from gossamer.wire.nodes import Leaf, ScalarNode, TensorNode
 
 Recipients = Literal["sampled", "all"]
 MaskCode = Literal[
@@ -76,29 +78,51 @@ def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
 
 def paper_rows(
     record: object, accounting: Accounting, schema: Schema | None = None
-) -> Iterator[tuple[str, float]]:
+) -> Sequence[tuple[str, float]]:
     """The paper's bits of every leaf, with the field it belongs to."""
     schema = schema or Schema.of(record)
+    known = _known_rows(schema, accounting)
+    if None not in known:
+        return [row for row in known if row]
+    return [
+        row or (field_of(path), _leaf_bits(leaf, accounting.mask_code))
+        for row, (path, _), leaf in zip(known, schema.leaves, flatten(record), strict=True)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float] | None]:
+    """The rows of leaves that cost the same whatever is in them, and None for the others."""
     uncharged = {name.strip() for name in accounting.uncharged.split(",") if name.strip()}
-    for (path, _), leaf in zip(schema.leaves, flatten(record), strict=True):
-        match leaf:
-            case _ if uncharged and _names(field_of(path)) & uncharged:
-                bits = 0.0
-            case Tensor() if leaf.dtype == torch.bool:
-                bits = mask_bits({"": leaf}, accounting.mask_code)
-            case Tensor():
-                bits = 32.0 * leaf.numel()
-            case Packed():
-                bits = 32.0 * sum(values.numel() for values in leaf.values.values())
-            case Revision():
-                bits = mask_bits(leaf.masks, accounting.mask_code)
-            case Drawn():
-                bits = 0.0 if accounting.mask_code == "none" else seed_bits(len(leaf.kept))
-            case dict():
-                bits = mask_bits(leaf, accounting.mask_code)
+    found: list[tuple[str, float] | None] = []
+    for path, node in schema.leaves:
+        field = field_of(path)
+        match node:
+            case _ if _names(field) & uncharged:
+                found.append((field, 0.0))
+            case TensorNode() if node.dtype != torch.bool:
+                found.append((field, 32.0 * node.count))
+            case ScalarNode():
+                found.append((field, 32.0))
             case _:
-                bits = 32.0
-        yield field_of(path), bits
+                found.append(None)
+    return found
+
+
+def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
+    match leaf:
+        case Packed():
+            return 32.0 * sum(values.numel() for values in leaf.values.values())
+        case Revision():
+            return mask_bits(leaf.masks, code)
+        case Drawn():
+            return 0.0 if code == "none" else seed_bits(len(leaf.kept))
+        case dict():
+            return mask_bits(leaf, code)
+        case Tensor():
+            return mask_bits({"": leaf}, code)
+        case _:
+            return 32.0
 
 
 def _names(field: str) -> set[str]:
@@ -220,6 +244,8 @@ class Effort:
 
     def layers(self, factor: Callable[[float, float], float]) -> float:
         """The same, for a function of the density and of that of the trained part."""
+        if not self.densities and not self.trained:
+            return self.layout.macs * factor(1.0, 1.0) * self.examples
         each = math.fsum(
             leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
             for name, leaf in self.layout.leaves.items()
@@ -280,6 +306,8 @@ FlopsModel = Literal[
 
 def density(layout: Layout, masks: Masks) -> float:
     """The share of prunable weights that a set of masks keeps."""
+    if not masks:
+        return 1.0
     total = sum(layout.leaves[name].count for name in layout.prunable)
     kept = sum(
         int(masks[name].sum()) if name in masks else layout.leaves[name].count

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim.sgd import sgd as _torch_sgd
 
 from gossamer.core import Ctx, Params
@@ -94,6 +95,7 @@ def sgd(
         nesterov=False,
         maximize=False,
     )
+    increment_version(params)  # torch's fused kernels forget to, and messages are told apart by it
 
 
 def clip(grads: list[Tensor], most: float) -> None:

@@ -152,9 +152,10 @@ class Task:
     def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
         if self._formats is torch.contiguous_format:
             x = x.contiguous()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
-            out = runner.module(x)
-        return cast(Tensor, out.float())
+        if self.precision == "f32":
+            return cast(Tensor, runner.module(x).float())
+        with torch.autocast(self.device, torch.bfloat16):
+            return cast(Tensor, runner.module(x).float())
 
     @cached_property
     def _formats(self) -> torch.memory_format:
@@ -253,7 +254,7 @@ def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str,
 
 def _fast(tensor: Tensor, device: str, images: torch.memory_format) -> Tensor:
     layout = images if tensor.dim() == 4 else torch.contiguous_format
-    return tensor.detach().to(device).clone(memory_format=layout)
+    return tensor.detach().to(device, copy=True, memory_format=layout)
 
 
 def _laid_out_like(grad: Tensor, leaf: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Clients that take next to nothing train one after another; that changes nothing but the time."""
+"""Clients that take next to nothing may train one after another; that changes only the time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from gossamer import Batch, Ctx, FedAvg, Options, run
 from gossamer.engine import transport
+from gossamer.engine.transport import AGAIN, Pace
 from gossamer.methods.dense import Work
 from helpers import Toy, normed
 
@@ -33,18 +34,45 @@ def train(light: float, workers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return done.state_hash, [SEEN[number] == {HERE} for number in (1, 2, 3)]
 
 
-def test_light_clients_leave_the_threads_after_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_light_clients_are_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, where = train(0.0, 3, monkeypatch)
     assert where == [False, False, False]
     light, where = train(60.0, 3, monkeypatch)
-    assert where == [False, True, True]
+    assert where == [False, False, True]
     assert light == threads == train(60.0, 1, monkeypatch)[0]
 
 
-def test_clients_that_grow_come_back_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 0.0, 100.0, 0.0, 1.0])
-    monkeypatch.setattr(transport.time, "thread_time", lambda: next(clock))
-    monkeypatch.setattr(transport, "LIGHT", 50.0)
-    SEEN.clear()
-    run(Seen(clients=1), normed(), Toy(), rounds=3, options=Options(workers=2))
-    assert [SEEN[number] == {HERE} for number in (1, 2, 3)] == [False, True, False]
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(transport, "LIGHT", 1.0)
+    return 0.5
+
+
+def paced(threads: float, alone: float, effort: float) -> Pace:
+    """After a first round that says nothing, and one of either way."""
+    pace = Pace()
+    for seconds in (100.0, threads, alone):
+        pace.note(pace.alone(), effort, seconds)
+    return pace
+
+
+def test_the_faster_way_is_taken(light: float) -> None:
+    assert paced(threads=2.0, alone=1.0, effort=light).alone()
+    assert not paced(threads=1.0, alone=2.0, effort=light).alone()
+
+
+def test_the_slower_way_gets_another_chance(light: float) -> None:
+    pace = paced(threads=2.0, alone=1.0, effort=light)
+    ways = []
+    for _ in range(2 * AGAIN):
+        ways.append(pace.alone())
+        pace.note(ways[-1], light, 1.0 if ways[-1] else 0.5)
+    assert ways.count(False) > AGAIN / 2 and not ways[-1]
+
+
+def test_clients_that_grow_come_back_to_threads(light: float) -> None:
+    pace = paced(threads=2.0, alone=1.0, effort=light)
+    pace.note(pace.alone(), 3.0, 1.0)
+    assert not pace.alone()
+    pace.note(False, light, 2.0)
+    assert pace.alone()

@@ -136,7 +136,7 @@ def _cuts(ctx: Ctx, job: Job[Any]) -> list[int]:
 
 def _shuffled(data: Examples, draw: np.random.Generator, device: str) -> Examples:
     order = torch.from_numpy(draw.permutation(len(data)))
-    return Examples(rows(data.x, order).to(device), data.y[order].to(device))
+    return Examples(rows(data.x, order).to(device), data.y.index_select(0, order).to(device))
 
 
 def rows(x: Tensor, order: Tensor) -> Tensor:

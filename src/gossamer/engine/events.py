@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -169,7 +170,12 @@ class Sink(Protocol):
 
 def kind(event: Event) -> str:
     """The name of an event in the log: `ClientFinished` is `client-finished`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(event).__name__).lower()
+    return _kind(type(event).__name__)
+
+
+@cache
+def _kind(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 def line(event: Event, clock: Clock) -> str:
@@ -180,6 +186,7 @@ def line(event: Event, clock: Clock) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON has it: numbers that are not finite become null."""
+    kind: Any = type(value)
     match value:
         case None | str() | int():
             return value
@@ -189,10 +196,16 @@ def plain(value: Any) -> Any:
             return {name: plain(each) for name, each in value.items()}
         case list() | tuple():
             return [plain(each) for each in value]
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        case _ if (names := _names(kind)) is not None:
+            return {name: plain(getattr(value, name)) for name in names}
         case _:
             return value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...] | None:
+    """The fields of a type of records; None if it is none."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else None
 
 
 @dataclass

@@ -16,7 +16,9 @@ from gossamer.task import Task
 from gossamer.wire import fingerprint
 
 LIGHT = 0.007
-"""Seconds of a processor: clients that take less would only wait for each other in threads."""
+"""Seconds of a processor: clients that take less may only wait for each other in threads."""
+AGAIN = 32
+"""Rounds of light clients after which the slower of both ways is tried once more."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,42 @@ class Transport(Protocol):
         ...
 
 
+@dataclass
+class Pace:
+    """Whether clients train one after another: light ones do, if that was found to be faster.
+
+    It depends on how much of their time they hold the interpreter's lock, which nobody can tell.
+    """
+
+    light: bool = False
+    taken: dict[bool, float] = field(default_factory=dict)
+    """Seconds of a round for each example: in threads, and one after another."""
+    rounds: int = 0
+
+    def alone(self) -> bool:
+        """The way of the next round: one that was not tried yet, else the faster one."""
+        if not self.light:
+            return False
+        for way in (False, True):
+            if way not in self.taken:
+                return way
+        faster = self.taken[True] < self.taken[False]
+        return faster if self.rounds % AGAIN else not faster
+
+    def note(self, alone: bool, effort: float, seconds: float) -> None:
+        """How it was: a client's seconds of a processor, the round's seconds for each example."""
+        if self.rounds:  # in the first one, threads are started
+            self.taken[alone] = seconds
+        self.rounds += 1
+        self.light = effort < LIGHT
+
+
 @dataclass(frozen=True)
 class Threads:
-    """Clients in this process, on the engine's workers; one after another if they are light."""
+    """Clients in this process, on the engine's workers; one after another if that is faster."""
 
     workers: Workers
-    _effort: list[float] = field(default_factory=lambda: [LIGHT])
-    """Seconds that a client of the last round took of a processor, on average."""
+    pace: Pace = field(default_factory=Pace)
 
     def hold(
         self, conversations: Conversations, ctx: Ctx, state: Any, visits: Sequence[Visit]
@@ -82,9 +113,12 @@ class Threads:
             return reply, time.thread_time() - started
 
         by_size = sorted(visits, key=lambda visit: (-visit.client.examples, visit.client.id))
-        held = self.workers.map(one, by_size, alone=self._effort[0] < LIGHT)
+        alone, began = self.pace.alone(), time.perf_counter()
+        held = self.workers.map(one, by_size, alone=alone)
         if held:
-            self._effort[0] = sum(seconds for _, seconds in held) / len(held)
+            effort = sum(seconds for _, seconds in held) / len(held)
+            examples = sum(visit.client.examples for visit in visits)
+            self.pace.note(alone, effort, (time.perf_counter() - began) / max(examples, 1))
         return [reply for reply, _ in held]
 
     def receipt(self, kept: bytes) -> bytes:

@@ -19,7 +19,7 @@ _LEVEL = 1
 
 def raw(tensor: Tensor) -> memoryview:
     """The numbers of a tensor, in order, little-endian; where they are, if they lie so."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    flat = tensor.detach().cpu().contiguous()
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
     return flat.numpy().data.cast("B") if flat.numel() else memoryview(b"")
@@ -29,7 +29,7 @@ def from_raw(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tens
     """The tensor whose numbers were written by `raw`."""
     if not len(data):
         return torch.empty(tuple(shape), dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
 
 def halves(tensor: Tensor, reference: Tensor | None) -> tuple[int, memoryview]:

@@ -49,6 +49,7 @@ NUMBER = 10
 """Bytes of a length, at most."""
 
 
+@lru_cache(maxsize=256)
 def longest(schema: Schema) -> int:
     """Bytes that a message of a schema has at most, however its masks and texts turn out."""
     return HEADER + 2 * NUMBER * len(WIDTHS) + sum(_most(node) for _, node in schema.leaves)

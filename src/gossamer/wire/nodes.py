@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ class TensorNode:
     shape: tuple[int, ...]
     exact: bool = False
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many numbers it has."""
         return prod(self.shape)

@@ -70,6 +70,8 @@ class Reader:
     def _inline(self, path: str, node: LeafNode) -> Any:
         """What a leaf has among the first parts: all of it, or counts and scales of its values."""
         match node:
+            case TensorNode() if node.dtype.is_floating_point:
+                return [(node.count, self._exponent(path, node))]
             case ScalarNode(kind="str"):
                 return self._text(path)
             case ScalarNode():
@@ -84,11 +86,9 @@ class Reader:
             case TensorNode(dtype=torch.bool):
                 (mask,) = self._masks(path, [node.shape])
                 return torch.from_numpy(mask)
-            case TensorNode() if not node.dtype.is_floating_point:
+            case TensorNode():
                 size = node.count * node.dtype.itemsize
                 return floats.from_raw(self._take(size, path), node.dtype, node.shape)
-            case TensorNode():
-                return [(node.count, self._exponent(path, node))]
             case PackedNode():
                 pairs = zip(node.names, node.tensors, strict=True)
                 return [self._packed(f"{path}[{name}]", tensor) for name, tensor in pairs]
@@ -275,5 +275,10 @@ def _tensors(node: MasksNode, arrays: list[Bits]) -> Masks:
 
 
 def _finite(values: Tensor) -> bool:
-    """Whether all numbers are finite, found without a copy of them."""
-    return not values.numel() or all(math.isfinite(end) for end in values.aminmax())
+    """Whether all numbers are finite, found without a copy of them.
+
+    A finite sum has only finite parts; one that is not may be due to its size alone.
+    """
+    if not values.numel() or math.isfinite(values.sum().item()):
+        return True
+    return all(math.isfinite(end) for end in values.aminmax())

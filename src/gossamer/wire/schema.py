@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -52,6 +52,7 @@ DTYPES: dict[str, torch.dtype] = {
         torch.float64,
     )
 }
+_DTYPES = frozenset(DTYPES.values())
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -122,24 +123,38 @@ def _hash(schema: Schema) -> bytes:
     return hashlib.blake2b(json.dumps(schema.plain()).encode(), digest_size=8).digest()
 
 
-def flatten(record: object) -> Iterator[Leaf]:
+def flatten(record: object) -> list[Leaf]:
     """The leaves of a record, in the order of its schema."""
+    found: list[Leaf] = []
+    _gather(record, found)
+    return found
+
+
+def _gather(record: object, found: list[Leaf]) -> None:
     match record:
+        case Tensor() | Packed() | Revision() | Drawn() | bool() | int() | float() | str():
+            found.append(record)
         case None:
-            return
-        case Packed() | Revision() | Drawn() | Tensor() | bool() | int() | float() | str():
-            yield record
+            pass
         case dict() if is_masks(record):
-            yield record
+            found.append(record)
         case dict():
             for value in record.values():
-                yield from flatten(value)
+                _gather(value, found)
         case tuple() | list():
             for value in record:
-                yield from flatten(value)
+                _gather(value, found)
         case _ if dataclasses.is_dataclass(record):
-            for field in dataclasses.fields(record):
-                yield from flatten(getattr(record, field.name))
+            kind: Any = type(record)
+            for name, _ in _fields(kind):
+                _gather(getattr(record, name), found)
+
+
+@cache
+def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
+    """The fields of a record type, and whether each is never rounded on the way."""
+    known = dataclasses.fields(record)
+    return tuple((field.name, field.metadata.get("wire") == EXACT["wire"]) for field in known)
 
 
 def record_types(method: object) -> dict[str, type]:
@@ -173,15 +188,15 @@ def _collect(hint: Any, found: dict[str, type]) -> None:
 
 def _node(value: object, path: str, exact: bool) -> Node:
     match value:
-        case None:
-            return NoneNode()
         case Tensor():
-            if value.dtype not in DTYPES.values() or value.layout != torch.strided:
+            if value.dtype not in _DTYPES or value.layout is not torch.strided:
                 raise TypeError(
                     f"{path} is a tensor of {value.dtype} ({value.layout}); "
                     f"a record may hold dense tensors of {', '.join(DTYPES)}"
                 )
-            return TensorNode(value.dtype, tuple(value.shape), exact)
+            return _tensor_node(value.dtype, value.shape, exact)
+        case None:
+            return NoneNode()
         case bool() | int() | float() | str() if type(value) in _SCALARS:
             if type(value) is int and value not in _INT64:
                 raise TypeError(f"{path} is {value}, which does not fit in 64 bits")
@@ -205,27 +220,28 @@ def _node(value: object, path: str, exact: bool) -> Node:
             children = tuple(_node(inner, f"{path}[{i}]", exact) for i, inner in enumerate(value))
             return TupleNode(type(value), children)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = dataclasses.fields(value)
+            fields = _fields(type(value))
             inner = tuple(
-                _node(
-                    getattr(value, field.name),
-                    f"{path}.{field.name}",
-                    exact or field.metadata.get("wire") == EXACT["wire"],
-                )
-                for field in fields
+                _node(getattr(value, name), f"{path}.{name}", exact or marked)
+                for name, marked in fields
             )
-            return RecordNode(type(value), tuple(field.name for field in fields), inner)
+            return RecordNode(type(value), tuple(name for name, _ in fields), inner)
     raise TypeError(
         f"{path} is a {type(value).__name__}; a record may hold tensors, numbers, text, None, "
         "and dataclasses, dictionaries, tuples or lists of these"
     )
 
 
+@lru_cache(maxsize=1024)
+def _tensor_node(dtype: torch.dtype, shape: torch.Size, exact: bool) -> TensorNode:
+    return TensorNode(dtype, tuple(shape), exact)
+
+
 def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode, ...]:
     found = []
     for name, values in packed.values.items():
         where = f"{path}[{name}]"
-        travels = values.dtype.is_floating_point and values.dtype in DTYPES.values()
+        travels = values.dtype.is_floating_point and values.dtype in _DTYPES
         if values.dim() != 1 or not travels:
             raise TypeError(
                 f"{where} is packed, but no line of floating-point numbers of a type that travels"
