@@ -10,19 +10,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gossamer.public import *  # noqa: F403
+else:
 
+    def __getattr__(name: str) -> Any:
+        """Loads what is asked for, so that `gossamer --help` need not wait for PyTorch."""
+        plain = name.isidentifier() and not name.startswith("_")
+        if plain and find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        if plain or name == "__all__":
+            public = import_module(f"{__name__}.public")
+            if name in ("__all__", *public.__all__):
+                globals()[name] = found = getattr(public, name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-def __getattr__(name: str) -> Any:
-    """Loads what is asked for, so that `gossamer --help` need not wait for PyTorch."""
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-        return import_module(f"{__name__}.{name}")
-    if name == "__all__" or not name.startswith("_"):
-        public = import_module(f"{__name__}.public")
-        if name in ("__all__", *public.__all__):
-            globals()[name] = found = getattr(public, name)
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    def __dir__() -> list[str]:
+        public = __getattr__("__all__")
+        return sorted({*globals(), *public})

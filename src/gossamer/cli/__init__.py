@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
-        return _checked(words)
+        return _checked(words, arguments is None)
     except KeyboardInterrupt:
         print("gossamer: interrupted", file=sys.stderr)
         return 130
@@ -50,9 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _checked(words: Sequence[str]) -> int:
-    from gossamer.cli.parsing import REFUSED, Refusal, warn
+def _checked(words: Sequence[str], own: bool) -> int:
+    """`own`: nothing else goes on in this process."""
+    with _kept(own):
+        from gossamer.cli.parsing import REFUSED, Refusal, warn
 
+        if words[0] in COMMANDS:
+            _command(words[0])
     try:
         return _command(words[0])(words[1:])
     except Refusal as problem:
@@ -69,19 +73,18 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         raise Refusal(f"no command {name!r}{nearest(name, COMMANDS)} `gossamer --help` lists them")
     module, _, function = COMMANDS[name][0].partition(":")
-    with _kept(module not in sys.modules):
-        found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
     return found
 
 
 @contextmanager
-def _kept(new: bool) -> Iterator[None]:
+def _kept(own: bool) -> Iterator[None]:
     """What is imported inside stays until the end, so nobody looks for garbage in it.
 
-    PyTorch has 250,000 objects; looking through them while they are imported and once more at the
-    end takes a third of a second.
+    PyTorch has some 200,000 objects; looking through them while they are imported and once more at
+    the end takes a third of a second. In a process of others, their objects would be kept too.
     """
-    if not new or not gc.isenabled():
+    if not own or not gc.isenabled():
         yield
         return
     gc.disable()

@@ -36,17 +36,9 @@ class Expected:
     def __init__(self, method: AnyMethod) -> None:
         self._method = method
         self._known: dict[Hashable, tuple[Schema, ...]] = {}
-        self._last: tuple[int, Any, tuple[Schema, ...]] = (-1, None, ())
 
     def __call__(self, ctx: Ctx, down: Any) -> tuple[Schema, ...]:
         """Every form that an answer to `down` may have in this round."""
-        round, message, forms = self._last
-        if down is not message or ctx.round != round:
-            forms = self._forms(ctx, down)
-            self._last = (ctx.round, down, forms)
-        return forms
-
-    def _forms(self, ctx: Ctx, down: Any) -> tuple[Schema, ...]:
         kind = (ctx.round, *_traits(down))
         if kind not in self._known:
             while len(self._known) >= KEPT:

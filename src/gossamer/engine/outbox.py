@@ -51,7 +51,7 @@ class Outbox:
 def _traits(schema: Schema, record: Any) -> tuple[Hashable, ...]:
     """What makes a record this one; nothing if that is not to be seen without reading it."""
     found: list[Hashable] = [schema]
-    for part in parts(record):
+    for part in _parts(record):
         match part:
             case Tensor() if not part.is_inference():
                 found += [id(part), part._version]
@@ -64,8 +64,7 @@ def _traits(schema: Schema, record: Any) -> tuple[Hashable, ...]:
     return tuple(found)
 
 
-def parts(record: Any) -> Iterator[Any]:
-    """All tensors of a record one by one, and whatever else it holds."""
+def _parts(record: Any) -> Iterator[Any]:
     for leaf in flatten(record):
         match leaf:
             case Packed():

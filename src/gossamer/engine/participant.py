@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from gossamer import cost
@@ -11,10 +11,9 @@ from gossamer.core import Ctx, Key, Missing
 from gossamer.cost import Accounting, Entry, FlopsModel
 from gossamer.data.federation import Federation
 from gossamer.engine.client import Abandoned, AnyMethod, Stage, Trained, client_ctx, train
-from gossamer.engine.inbox import Inbox
 from gossamer.engine.replay import Capsule
 from gossamer.task import Task
-from gossamer.wire import Detail, Mode, Schema, UnknownMask, Written, dump, held, write
+from gossamer.wire import Detail, Mode, Schema, UnknownMask, Written, decode, dump, held, write
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,6 @@ class Participant:
     flops_model: FlopsModel = "passes"
     abandoned: Callable[[], bool] = lambda: False
     dry: bool = False
-    inbox: Inbox = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "inbox", Inbox(self.mode))
 
     def answer(self, task: Task, ask: Ask, kept: Callable[[], Any]) -> Answer:
         """Reads the message, trains and writes the reply; `kept` gets what the client kept."""
@@ -108,8 +103,7 @@ class Participant:
         try:
             local = kept()
             known = held(local) if ask.schema.revises else {}
-            message = self.inbox.read(ask.data, ask.schema, known)
-            received = message.record
+            received = decode(ask.data, ask.schema, self.mode, held=known)
             stage.append("data")
             ctx = client_ctx(self.key, task, self.federation, ask.client, ask.round, self.rounds)
             done = train(
@@ -122,11 +116,6 @@ class Participant:
                 at=stage.append,
                 dry=self.dry,
             )
-            if not message.intact():
-                raise RuntimeError(
-                    f"{type(self.method).__name__} changed tensors of the {ask.schema.name} it was "
-                    "sent, which other clients read too; train a copy, as ctx.task.own makes one"
-                )
             stage.append("encode")
             schema = Schema.of(done.result.up)
             up = write(done.result.up, schema, self.mode, received, self.detail)

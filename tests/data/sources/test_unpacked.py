@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 
 import pytest
 
 from gossamer.data import load
+from gossamer.data.sources.idx import read_idx
 from gossamer.data.sources.mini import FILE
 from gossamer.data.sources.unpacked import folder, unpacked
 
@@ -43,13 +45,30 @@ def test_a_file_that_changed_is_another_one(packed: Path) -> None:
     assert unpacked(packed, zlib.decompress) == b"new"
 
 
-@pytest.mark.parametrize("left", [b"", None])
-def test_a_cache_that_is_emptied_is_filled_again(packed: Path, left: bytes | None) -> None:
+def test_a_file_with_an_identity_is_known_by_it(packed: Path, tmp_path: Path) -> None:
+    unpacked(packed, zlib.decompress, "the same")
+    other = tmp_path / "elsewhere" / packed.name
+    other.parent.mkdir()
+    other.touch()
+    assert unpacked(other, never, "the same") == TEXT
+
+
+def test_a_cache_that_is_emptied_is_filled_again(packed: Path) -> None:
     unpacked(packed, zlib.decompress)
     (kept,) = folder().iterdir()
-    kept.unlink() if left is None else kept.write_bytes(left)
+    kept.unlink()
     assert unpacked(packed, zlib.decompress) == TEXT
     assert kept.read_bytes() == TEXT
+
+
+def test_what_others_gave_up_is_removed(packed: Path) -> None:
+    folder().mkdir(parents=True)
+    old, new = folder() / ".part-old", folder() / ".part-new"
+    for part in (old, new):
+        part.touch()
+    os.utime(old, (1, 1))
+    unpacked(packed, zlib.decompress)
+    assert new.exists() and not old.exists()
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
@@ -59,6 +78,20 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert unpacked(packed, zlib.decompress) == TEXT
     assert unpacked(packed, zlib.decompress) == TEXT
+
+
+def test_nobody_needs_a_home(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert unpacked(packed, zlib.decompress) == TEXT
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_idx(tmp_path / "none.gz")
 
 
 def test_a_file_that_cannot_be_unpacked_leaves_nothing(packed: Path) -> None:

@@ -42,11 +42,11 @@ def read_idx(path: Path, *, anew: bool = False) -> Bytes:
     if path.suffix == ".gz":
         try:
             content = unpacked(path, gzip.decompress, anew=anew)
-        except (EOFError, OSError, zlib.error) as damage:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as damage:
             raise ValueError(f"{path} is damaged ({damage}); download it again") from None
     else:
-        content = memoryview(path.read_bytes())
-    if len(content) < 4 or bytes(content[:3]) != b"\0\0\x08":
+        content = path.read_bytes()
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(f"{path} is not an IDX file of bytes; download it again")
     dimensions = content[3]
     header = 4 + 4 * dimensions

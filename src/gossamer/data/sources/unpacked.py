@@ -1,21 +1,23 @@
 """Compressed files that are unpacked once: the next process finds what this one has unpacked.
 
 Fashion-MNIST takes a third of a second to unpack, and a node on a network starts a process for
-every message. What is kept lies in the user's cache, may be deleted at any time, and is shared in
-memory by all processes that read it. Whoever asks for it proves what it gets, as with any file.
+every message. What is kept lies in the user's cache and may be deleted at any time. Whoever asks
+for it proves what it gets, as with any file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 Unpack = Callable[[bytes], bytes]
+STALE = 3600.0
+"""Seconds after which a file that is still being written was given up."""
 
 
 def folder() -> Path:
@@ -24,33 +26,44 @@ def folder() -> Path:
     return Path(home) / "gossamer" / "unpacked"
 
 
-def unpacked(path: Path, unpack: Unpack, *, anew: bool = False) -> memoryview:
-    """The content of a compressed file; `anew` does not look at what was kept of it."""
-    kept = _place(path)
-    if not anew:
-        with contextlib.suppress(OSError, ValueError), kept.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def unpacked(path: Path, unpack: Unpack, identity: str = "", *, anew: bool = False) -> bytes:
+    """The content of a compressed file; `anew` does not look at what was kept of it.
+
+    Another file, or the same after a change, is unpacked for itself, unless it has an `identity`.
+    A cache that cannot be used is no reason to stop.
+    """
+    kept = None
+    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+        kept = folder() / f"{path.stem}-{_short(identity or _seen(path))}"
+        if not anew:
+            return kept.read_bytes()
     content = unpack(path.read_bytes())
-    with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
-        _keep(content, kept)
-    return memoryview(content)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            _keep(content, kept)
+    return content
 
 
-def _place(path: Path) -> Path:
-    """Another file, or the same after a change, has another place."""
-    seen = path.stat()
-    identity = f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns}"
-    return folder() / f"{path.stem}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
+def _seen(path: Path) -> str:
+    found = path.stat()
+    return f"{path.resolve()} {found.st_size} {found.st_mtime_ns}"
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _keep(content: bytes, place: Path) -> None:
     """Whole or not at all, whoever else writes the same."""
     place.parent.mkdir(parents=True, exist_ok=True)
+    for part in place.parent.glob(".part-*"):
+        if time.time() - part.stat().st_mtime > STALE:
+            part.unlink()
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".part-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.replace(temporary, place)  # noqa: PTH105
+        Path(temporary).replace(place)
     except BaseException:
         Path(temporary).unlink()
         raise
