@@ -20,7 +20,6 @@ from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -30,7 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 from gossamer.core import Masks, Params
 from gossamer.layout import Leaf
 from gossamer.masks import meant
-from gossamer.masks.algebra import magnitudes
+from gossamer.masks.algebra import magnitudes, ranked
 from gossamer.task import Task
 
 CUTS = "swat_cuts"
@@ -56,7 +55,7 @@ def cut(values: Tensor, density: float) -> float:
     if not len(found):
         return 0.0
     place = len(found) - max(ceil(meant(density) * len(found)), 1)
-    return float(np.partition(found, place)[place])
+    return ranked(found, place)
 
 
 def active(params: Params, names: Iterable[str], density: float) -> Params:

@@ -43,6 +43,7 @@ from gossamer.masks import (
     top,
     without,
 )
+from gossamer.masks.algebra import ranked
 
 shares = st.fractions(0, 1, max_denominator=20)
 
@@ -342,3 +343,34 @@ def test_arguments_are_not_changed() -> None:
     readjust(params, masks, {"w": 2}, {"w": 4}, GRADS)
     readjust(params, masks, {"w": 2}, {"w": 4}, Key(1))
     assert equal(params, PARAMS) and equal(masks, MASKS)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -2.0, 3.5, np.inf, -np.inf, np.nan]), min_size=1),
+    st.integers(0, 10**6),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_a_rank_is_that_of_sorted_numbers_however_many_are_equal(
+    some: list[float], place: int, kind: type
+) -> None:
+    rest = np.random.default_rng(place).normal(size=1500)
+    values = np.concatenate([np.tile(some, 2000 // len(some) + 1), rest]).astype(kind)
+    place %= len(values)
+    assert ranked(values, place) == pytest.approx(np.sort(values)[place], abs=0, nan_ok=True)
+    assert ranked(rest, place % 1500) == np.sort(rest)[place % 1500]
+
+
+def test_numbers_of_which_most_are_no_numbers_have_ranks_too() -> None:
+    values = np.full(5000, np.nan)
+    values[::7] = 1.0
+    assert ranked(values, 3) == 1.0 and np.isnan(ranked(values, 4999))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.95])
+def test_the_largest_of_a_sparse_layer_are_those_of_a_sort(share: float) -> None:
+    draw = np.random.default_rng(1)
+    scores = np.where(draw.random(20_000) < share, 0, draw.normal(size=20_000) ** 2)
+    order = np.argsort(-scores, kind="stable")
+    for wanted in (1, 500, 4_000, 19_000):
+        found = top(torch.from_numpy(scores), wanted).numpy()
+        assert set(np.flatnonzero(found)) == set(order[:wanted])

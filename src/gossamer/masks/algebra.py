@@ -23,6 +23,11 @@ Counts: TypeAlias = dict[str, int]
 Flags: TypeAlias = NDArray[np.bool_]
 Numbers: TypeAlias = NDArray[Any]
 
+SAMPLE = 1024
+"""Numbers in which one that is frequent is looked for."""
+FREQUENT = 1 / 16
+"""The part of a sample from which on a number is frequent."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -102,6 +107,34 @@ def magnitudes(tensor: Tensor) -> Numbers:
     """Absolute values row by row, in memory of their own."""
     found: Numbers = np.abs(flat(tensor))
     return found
+
+
+def ranked(values: Numbers, place: int) -> float:
+    """The number that stands at `place` once they are sorted; those that are none come last.
+
+    NumPy's partition takes up to 20 times longer where many numbers are equal, as the zeros of a
+    sparse layer are: a number that is frequent in a sample divides the others first.
+
+    >>> ranked(np.array([3.0, 0.0, 2.0, 0.0]), 2)
+    2.0
+    """
+    often = _frequent(values) if len(values) > SAMPLE else None
+    if often is None:
+        return float(np.partition(values, place)[place])
+    below, above = values[values < often], ~(values <= often)
+    if place < len(below):
+        return ranked(below, place)
+    equal = len(values) - len(below) - int(np.count_nonzero(above))
+    if place < len(below) + equal:
+        return often
+    return ranked(values[above], place - len(below) - equal)
+
+
+def _frequent(values: Numbers) -> float | None:
+    """A number that a large part of them is equal to, if a sample has one."""
+    sample, times = np.unique(values[:: len(values) // SAMPLE], return_counts=True)
+    often = float(sample[times.argmax()])
+    return None if times.max() < FREQUENT * times.sum() or np.isnan(often) else often
 
 
 def shaped(flags: Flags, like: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from gossamer.masks.algebra import (
     inactive,
     magnitudes,
     part,
+    ranked,
     shaped,
 )
 from gossamer.wire import Drawn
@@ -223,7 +224,7 @@ def _top(scores: Numbers, wanted: int, among: Tensor | Flags | None = None) -> F
     unknown = np.isnan(scores)
     if unknown.any():
         scores = np.where(unknown, -np.inf, scores)
-    cut = np.partition(scores, size - wanted)[size - wanted]
+    cut = ranked(scores, size - wanted)
     found: Flags = scores > cut
     missing = wanted - int(np.count_nonzero(found))
     found[np.flatnonzero(scores == cut)[:missing]] = True
