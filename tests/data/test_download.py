@@ -9,9 +9,11 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -121,6 +123,28 @@ def test_a_transfer_that_keeps_breaking_is_resumed_by_the_next_call(
     fetch(source(server.url), tmp_path, None)
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert server.asked[-1] == f"bytes={len(CONTENT) * 7 // 8}-"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_two_downloads_at_once_are_one(server: Server, tmp_path: Path, packed: bool) -> None:
+    wanted = source(server.url)
+    if packed:
+        with io.BytesIO() as archive:
+            with zipfile.ZipFile(archive, "w") as bundle:
+                bundle.writestr("file", CONTENT)
+            server.content = archive.getvalue()
+        wanted = source(server.url, content=server.content, name="file.zip", unpack=True)
+    wanted = replace(wanted, read=lambda folder: (folder / "file").read_bytes())  # type: ignore
+    both = Barrier(2)
+
+    def download(_: int) -> Path:
+        both.wait(5)
+        return fetch(wanted, tmp_path, None)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(download, range(2))] == [tmp_path, tmp_path]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert names(tmp_path) == ["file"] and len(server.asked) == 1
 
 
 def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from gossamer._locks import locked
 from gossamer.data.sources.search import advice, find, holds, home
 from gossamer.data.sources.source import Remote, Source
 
@@ -52,21 +53,30 @@ def fetch(source: Source, folder: Path | None = None, progress: Progress | None 
         folder = found  # where the damaged files are, which would be found first again
     folder = folder or home() / source.name
     folder.mkdir(parents=True, exist_ok=True)
-    for remote in source.remotes:
-        target = folder / remote.name
-        if not (target.exists() and md5(target) == remote.md5):
-            _download(source, remote, target, progress)
-        if remote.unpack:
-            unpack(target, folder)
-            target.unlink()
-    layouts = ("", *(layout.removeprefix(f"{source.name}/") for layout in source.folders))
-    whole = next((folder / part for part in layouts if holds(folder / part, source)), None)
+    with locked(folder, wait=True) as waited:
+        whole = _in(folder, source) if waited else None
+        if whole is not None and _whole(source, whole):
+            return whole  # somebody else has just done it
+        for remote in source.remotes:
+            target = folder / remote.name
+            if not (target.exists() and md5(target) == remote.md5):
+                _download(source, remote, target, progress)
+            if remote.unpack:
+                unpack(target, folder)
+                target.unlink()
+    whole = _in(folder, source)
     if whole is None:
         raise DownloadError(
             f"what was downloaded for {source.title} lacks {', '.join(source.files)}; "
             f"put them into {folder}"
         )
     return whole
+
+
+def _in(folder: Path, source: Source) -> Path | None:
+    """Where in a folder of its own a set lies, if it is there."""
+    layouts = ("", *(layout.removeprefix(f"{source.name}/") for layout in source.folders))
+    return next((folder / part for part in layouts if holds(folder / part, source)), None)
 
 
 def _whole(source: Source, folder: Path) -> bool:

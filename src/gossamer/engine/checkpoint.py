@@ -10,19 +10,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer._locks import locked
 from gossamer.cost import Cost
 from gossamer.engine.store import round_folder, written_rounds
 from gossamer.wire import fingerprint
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
 PARTS = {"progress", "events", "run", "server"}
@@ -37,20 +33,12 @@ class Unusable(ValueError):
 @contextmanager
 def held(out: Path) -> Iterator[None]:
     """Keeps other processes from running the same run, where the system has such locks."""
-    if fcntl is None:
-        yield
-        return
-    folder = os.open(out, os.O_RDONLY)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(out, wait=False))
         except BlockingIOError:
             raise Unusable(f"{out} is being run by another process; see `gossamer watch`") from None
-        except OSError:  # a file system without locks
-            pass
         yield
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True)
