@@ -14,25 +14,21 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Nobody else has it inside; yields whether somebody had it before.
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Nobody else has it inside; without `wait`, a `BlockingIOError` if somebody has.
 
-    Without `wait` that is a `BlockingIOError`. A file system without locks lets everybody in.
+    A file system without locks lets everybody in.
     """
     if fcntl is None:
-        yield False
+        yield
         return
-    place, waited = os.open(folder, os.O_RDONLY), False
+    place = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
+            fcntl.flock(place, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as problem:
+            if isinstance(problem, BlockingIOError):
                 raise
-            waited = True
-            fcntl.flock(place, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        yield waited
+        yield
     finally:
         os.close(place)

@@ -134,7 +134,7 @@ def test_two_downloads_at_once_are_one(server: Server, tmp_path: Path, packed: b
                 bundle.writestr("file", CONTENT)
             server.content = archive.getvalue()
         wanted = source(server.url, content=server.content, name="file.zip", unpack=True)
-    wanted = replace(wanted, read=lambda folder: (folder / "file").read_bytes())  # type: ignore
+    wanted = replace(wanted, read=lambda folder: (folder / "file").read_bytes())
     both = Barrier(2)
 
     def download(_: int) -> Path:

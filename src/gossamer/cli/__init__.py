@@ -81,8 +81,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _kept(own: bool) -> Iterator[None]:
     """What is imported inside stays until the end, so nobody looks for garbage in it.
 
-    PyTorch has some 200,000 objects; looking through them while they are imported and once more at
-    the end takes a third of a second. In a process of others, their objects would be kept too.
+    PyTorch has more than 100,000 objects, looked through while they are imported and at the end.
+    In a process of others, their objects would be kept too.
     """
     if not own or not gc.isenabled():
         yield

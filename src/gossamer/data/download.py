@@ -53,10 +53,10 @@ def fetch(source: Source, folder: Path | None = None, progress: Progress | None 
         folder = found  # where the damaged files are, which would be found first again
     folder = folder or home() / source.name
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, wait=True) as waited:
-        whole = _in(folder, source) if waited else None
+    with locked(folder, wait=True):
+        whole = _in(folder, source)
         if whole is not None and _whole(source, whole):
-            return whole  # somebody else has just done it
+            return whole  # somebody else may have just done it
         for remote in source.remotes:
             target = folder / remote.name
             if not (target.exists() and md5(target) == remote.md5):

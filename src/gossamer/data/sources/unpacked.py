@@ -1,7 +1,7 @@
 """Compressed files that are unpacked once: the next process finds what this one has unpacked.
 
-Fashion-MNIST takes a third of a second to unpack, and a node on a network starts a process for
-every message. What is kept lies in the user's cache and may be deleted at any time. Whoever asks
+Unpacking is most of what it takes to open Fashion-MNIST, and a node on a network starts a process
+for every message. What is kept lies in the user's cache and may be deleted at any time. Whoever asks
 for it proves what it gets, as with any file.
 """
 
