@@ -1,8 +1,8 @@
 """Compressed files that are unpacked once: the next process finds what this one has unpacked.
 
 Unpacking is most of what it takes to open Fashion-MNIST, and a node on a network starts a process
-for every message. What is kept lies in the user's cache and may be deleted at any time. Whoever asks
-for it proves what it gets, as with any file.
+for every message. What is kept lies in the user's cache and may be deleted at any time. Whoever
+asks for it proves what it gets, as with any file.
 """
 
 from __future__ import annotations
