@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 import gossamer as gs
-from gossamer import fields, groups, models
+from gossamer import fields, models, submodels
 from gossamer.core import Batch, Client, Ctx, Data, Examples, Params
 from gossamer.optim import sgd
 
@@ -50,7 +50,7 @@ def _model(name: str, shape: tuple[int, int, int]) -> dict[str, object]:
     task = gs.Task.of(models.build(name, shape, 10), batch.x[:2])
     params = task.init(gs.Key(1))
     start = time.process_time()
-    structure = groups.trace(task)
+    structure = submodels.trace(task)
     traced = time.process_time() - start
     # Every other unit: layers that share units must agree on those they lose.
     keep = {layer: torch.arange(count) % 2 < 1 for layer, count in structure.units.items()}
@@ -58,11 +58,11 @@ def _model(name: str, shape: tuple[int, int, int]) -> dict[str, object]:
     for _ in range(TURNS):
         fresh = task.copy()  # a task remembers what was made for it
         start = time.process_time()
-        groups.compact(fresh, params, keep)
+        submodels.compact(fresh, params, keep)
         making.append(time.process_time() - start)
     cut = structure.cut(keep)
     masks = {layer: mask.float() for layer, mask in cut.masks().items()}
-    masked = task.own(groups.masked(task, params, keep))
+    masked = task.own(submodels.masked(task, params, keep))
     small, thin = cut.task(task), cut.task(task).own(cut.take(params))
     ways: dict[str, Callable[[], None]] = {
         "masked": lambda: _train(task, masked, batch, masks),

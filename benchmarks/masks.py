@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.masks.algebra import ranked
+from gossamer.sparsity.algebra import ranked
 from gossamer.wire import ans, rice
 from gossamer.wire.entropy import conditional_bits, mask_bits
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from gossamer import Training, merge, option, sample, wire
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
-from gossamer.masks import inactive, largest, masked
 from gossamer.methods import dense
 from gossamer.methods.dense import Down, Work
 from gossamer.methods.fedavg import Server
+from gossamer.sparsity import inactive, largest, masked
 
 
 @dataclass(frozen=True)

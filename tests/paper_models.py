@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from gossamer.layout import Layout
 from gossamer.models import build
+from gossamer.task.layout import Layout
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 CONVOLUTIONS = ("*conv*",)

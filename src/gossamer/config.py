@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from gossamer import data, fields, models
-from gossamer.cost import Network
+from gossamer.accounting import Network
 from gossamer.data.budgets import are_shares
 from gossamer.data.federation import Federation
 from gossamer.engine.client import AnyMethod

@@ -20,7 +20,6 @@ from gossamer.core import (
 )
 from gossamer.engine import Options, Summary, run
 from gossamer.fields import option
-from gossamer.layout import Layout
 from gossamer.methods import (
     METHODS,
     NST,
@@ -38,6 +37,7 @@ from gossamer.methods import (
 )
 from gossamer.optim import Training
 from gossamer.task import Gradients, Task
+from gossamer.task.layout import Layout
 
 __all__ = [
     "METHODS",

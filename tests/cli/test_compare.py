@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.accounting import Cost
 from gossamer.cli import main
-from gossamer.cli.plans import Plan, probes
 from gossamer.cli.whole import Whole
 from gossamer.config import Config, Experiment, find_method
-from gossamer.cost import Cost
 from gossamer.engine import Summary, replay
 from gossamer.engine.summary import UNKNOWN
+from gossamer.reproduce.plans import Plan, probes
 
 from .conftest import Outcome, events
 from .test_progress import CLOCK, FAILED, evaluated, finished

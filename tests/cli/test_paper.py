@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import gossamer as package
-from gossamer.cli import main, tables
-from gossamer.cli.published import Cell
-from gossamer.cli.tables import SCALES, Published, Row, Table, find, load, names
+from gossamer.cli import main
+from gossamer.reproduce import tables
+from gossamer.reproduce.published import Cell
+from gossamer.reproduce.tables import SCALES, Published, Row, Table, find, load, names
 
 from .conftest import Outcome, events
 from .test_compare import STOPS

@@ -29,7 +29,7 @@ from gossamer import (
     option,
     sample,
 )
-from gossamer.check import PROMISES, Finding, check
+from gossamer.conformance.promises import PROMISES, Finding, check
 from gossamer.core import Masks, Measures
 from gossamer.methods import dense
 from gossamer.methods.dense import Down, Local, Up, Work
@@ -502,7 +502,7 @@ def test_a_broken_promise_is_found(
 def only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the other promises out, which a bad method may break too."""
     wanted = {label: promise for label, promise in PROMISES.items() if label == name}
-    monkeypatch.setattr("gossamer.check.PROMISES", wanted)
+    monkeypatch.setattr("gossamer.conformance.promises.PROMISES", wanted)
 
 
 def test_a_check_touches_neither_global_generators_nor_threads() -> None:

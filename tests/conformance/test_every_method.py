@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer import METHODS, fields
-from gossamer.check import PROMISES, check
+from gossamer.conformance.promises import PROMISES, check
 from gossamer.engine.client import AnyMethod
 
 LEFT_OUT = {"fedadam-kingma", "fedsparse-low", "fedsparse-high"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transcripts import ROOT, blocks, execute, run
 
-from gossamer.cli.plans import contender, parser, plans
+from gossamer.reproduce.plans import contender, parser, plans
 
 sys.path.insert(0, str(ROOT / "tools"))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from gossamer import Client, Ctx, FedAvg, Job, Options, run, sample_by_budget
-from gossamer._bench import Bench
-from gossamer._tiny import Tiny, plain_task
+from gossamer.conformance.bench import Bench
+from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import check
 from gossamer.methods.dense import Down, Local, Work
 from gossamer.methods.fedavg import Server

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from gossamer import FedAvg, Options, Summary, run
-from gossamer.cost import Cost
+from gossamer.accounting import Cost
 from gossamer.engine import Stop, checkpoint, events
 from gossamer.engine.checkpoint import Progress, newest, ready, save, write_atomically
 from helpers import Toy, fedavg, lines, normed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gossamer import Ctx, Job, Options, run
-from gossamer._tiny import Tiny, plain_task
+from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import ClientError
 from gossamer.engine.events import read
 from gossamer.methods.flash import Down, Flash, Local

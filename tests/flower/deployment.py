@@ -22,9 +22,9 @@ from gossamer.engine.checkpoint import newest
 from gossamer.engine.events import CONFIG
 from gossamer.engine.store import Store
 from gossamer.flower import certs, commands
+from gossamer.flower.node_state import Shelf
 from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import set_up
-from gossamer.flower.shelf import Shelf
 from gossamer.methods import METHODS
 from gossamer.wire import record_types
 from helpers import lines

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import Options, Summary, engine
-from gossamer._tiny import Tiny, plain_task, small
-from gossamer.flower.letters import Letter
+from gossamer.conformance.toys import Tiny, plain_task, small
+from gossamer.flower.messages import Letter
 from gossamer.flower.node import Node, Setup
-from gossamer.flower.post import Arrival, Parcel, Patience
 from gossamer.flower.server import serve
+from gossamer.flower.server_transport import Arrival, Parcel, Patience
 from gossamer.methods import METHODS
 from gossamer.wire import PLAIN, Mode
 from helpers import lines

@@ -28,9 +28,9 @@ from gossamer.flower.apps import (
     unclosed,
     where,
 )
-from gossamer.flower.letters import Letter, hello
+from gossamer.flower.messages import Letter, hello
 from gossamer.flower.node import Setup
-from gossamer.flower.post import Parcel, Patience
+from gossamer.flower.server_transport import Parcel, Patience
 from gossamer.wire import WireError
 
 

@@ -11,11 +11,11 @@ import pytest
 from loopback import Fault, Loopback, log_of, served, set_up, simulated
 
 from gossamer.engine import ClientError, events
-from gossamer.flower import letters
-from gossamer.flower.letters import Letter
+from gossamer.flower import messages
+from gossamer.flower.messages import Letter
 from gossamer.flower.node import Node
-from gossamer.flower.post import Arrival, Parcel
-from gossamer.flower.roll import Roll
+from gossamer.flower.registration import Roll
+from gossamer.flower.server_transport import Arrival, Parcel
 
 ROUND = 2
 
@@ -93,7 +93,7 @@ def test_a_fault_costs_one_client_one_round(
     rounds = [event for event in log if event["event"] == "round-finished"]
     assert [len(event["clients"]) for event in rounds] == [4, 3, 4]
     assert rounds[1]["failed"] == [failed["client"]] and summary.failed == 1
-    journal = (tmp_path / "served" / "letters.jsonl").read_text().splitlines()
+    journal = (tmp_path / "served" / "messages.jsonl").read_text().splitlines()
     (told,) = [line for line in map(json.loads, journal) if "reason" in line]
     assert told["client"] == failed["client"] and reason in told["reason"]
 
@@ -194,11 +194,11 @@ def test_nobody_takes_a_client_from_a_node_that_is_connected() -> None:
     roll = Roll.of(setup.federation.pool, setup.agreement())
     for node, clients in ((7, [0, 1]), (5, [1, 2])):
         sizes = {id: setup.federation.pool[id].examples for id in clients}
-        roll.enter(node, Arrival("", letters.here(letters.Here(sizes, setup.agreement()))))
+        roll.enter(node, Arrival("", messages.here(messages.Here(sizes, setup.agreement()))))
     assert [roll.node(id, [5, 7]) for id in (0, 1, 2, 3)] == [7, 7, 5, None]
     assert [roll.node(id, [5]) for id in (0, 1, 2, 3)] == [None, 5, 5, None]
     assert roll.present([5, 7]) == {0, 1, 2}
-    roll.enter(9, Arrival("", letters.here(letters.Here({3: 1}, setup.agreement()))))
+    roll.enter(9, Arrival("", messages.here(messages.Here({3: 1}, setup.agreement()))))
     assert roll.node(3, [9]) is None
     assert roll.reason(3) == "node 9 is refused: client 3 has 1 examples, not 20"
 
@@ -216,7 +216,7 @@ def test_a_key_stands_for_its_own_clients_and_no_others(key: str, reason: str) -
     setup = set_up("fedavg")
     roll = Roll.of(setup.federation.pool, setup.agreement())
     sizes = {id: setup.federation.pool[id].examples for id in (1, 5)}
-    answer = Arrival("", letters.here(letters.Here(sizes, setup.agreement())))
+    answer = Arrival("", messages.here(messages.Here(sizes, setup.agreement())))
     roll.enter(7, answer, key, 4)
     assert roll.present([7]) == (set() if reason else {1, 5})
     assert reason in roll.reason(1)

@@ -16,10 +16,10 @@ from gossamer import export
 from gossamer.cli import main
 from gossamer.config import read
 from gossamer.engine import Stop, events
-from gossamer.flower.letters import Letter
+from gossamer.flower.messages import Letter
 from gossamer.flower.node import Node
-from gossamer.flower.post import Parcel
 from gossamer.flower.server import set_up as from_config
+from gossamer.flower.server_transport import Parcel
 from gossamer.methods import METHODS
 from gossamer.report import read_run
 from gossamer.wire import HEADER, Mode

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from gossamer import METHODS, Client, Ctx, Masks, Params, Task, fields
-from gossamer import masks as rule
-from gossamer._bench import Bench, Round
-from gossamer._tiny import CLASSES, SIDE, Tiny
-from gossamer.cost import Entry
+from gossamer import METHODS, Client, Ctx, Masks, Params, Task, fields, sparsity
+from gossamer.accounting import Entry
+from gossamer.conformance.bench import Bench, Round
+from gossamer.conformance.toys import CLASSES, SIDE, Tiny
 from gossamer.engine.client import AnyMethod, batches
 from gossamer.engine.events import ClientFailed, ClientFinished, Clock, Event, Measured
 from gossamer.methods.sparse import Work
@@ -146,7 +145,7 @@ def worked(
 
 
 def total(masks: Masks) -> int:
-    return sum(rule.count(masks).values())
+    return sum(sparsity.count(masks).values())
 
 
 def density(masks: Masks) -> float:
@@ -173,5 +172,5 @@ def unions(rounds: Sequence[Round]) -> Iterator[Masks]:
     for round in rounds:
         first, *others = (result.masks for result in round.results)
         for masks in others:
-            first = rule.either(first, masks)
+            first = sparsity.union(first, masks)
         yield first

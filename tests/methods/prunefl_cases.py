@@ -11,13 +11,12 @@ import pytest
 import torch
 from flash_cases import bench, net, worked
 
-from gossamer import Ctx, Job, Masks, Params, Result, fields
-from gossamer import masks as rule
-from gossamer._bench import Round
+from gossamer import Ctx, Job, Masks, Params, Result, fields, sparsity
+from gossamer.conformance.bench import Round
 from gossamer.core import Client
-from gossamer.masks import Importance
 from gossamer.methods.gradients import Work
 from gossamer.methods.prunefl import Down, Local, Measured, PruneFL, Server, Up
+from gossamer.sparsity import Importance
 
 SMALL: dict[str, Any] = {
     "clients": 4,
@@ -132,4 +131,4 @@ def wanted_masks(
     layout, examples = net().layout, float(method.steps * method.training.batch)
     weights = {name: params[name] for name in state.masks}
     times, fixed = method.pace.times(layout, examples), method.pace.fixed(layout, examples)
-    return rule.adjust(weights, state.masks, importance, times, fixed, ratio).masks
+    return sparsity.adjust(weights, state.masks, importance, times, fixed, ratio).masks

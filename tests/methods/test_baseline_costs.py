@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gossamer import FedAvg, Options, Task, Training
-from gossamer.cost import Accounting
+from gossamer.accounting import Accounting
+from gossamer.accounting.dry_run import Price, price
 from gossamer.engine.client import AnyMethod
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.models import build
-from gossamer.pricing import Price, price
 from paper_models import COLOUR, GREY, layout_of
 
 GIGABIT = 1e9

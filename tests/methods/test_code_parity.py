@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer import Client, Ctx, Examples, Exchange, Key, Options, Task, fields, run
-from gossamer import masks as rule
-from gossamer._bench import Bench
-from gossamer._tiny import Tiny, plain_task
-from gossamer.cost import Accounting, paper_bits
+from gossamer import Client, Ctx, Examples, Exchange, Key, Options, Task, fields, run, sparsity
+from gossamer.accounting import Accounting, paper_bits
+from gossamer.conformance.bench import Bench
+from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine.client import train
 from gossamer.engine.events import ClientFinished, Clock, Event
 from gossamer.methods import feddst, pffdst, sparse
@@ -197,7 +196,7 @@ def test_the_head_of_erk_plus_has_a_density_of_its_own(
     ):
         method = fields.replace(dense, {"fc_density": head})
         masks = method.init(ctx(plain_task(), 0)).masks
-        found = rule.count(masks[-1] if isinstance(method, Flash) else masks)
+        found = sparsity.count(masks[-1] if isinstance(method, Flash) else masks)
         assert found["3.weight"] == kept and sum(found.values()) == round(density * 228)
         with pytest.raises(ValueError, match="use another --density or --fc-density"):
             dense.init(ctx(plain_task(), 0))
@@ -384,7 +383,7 @@ def test_frozen_weights_rest_and_no_weight_lies_outside_of_its_mask(
             assert torch.equal(state.frozen[name], mask)
             assert bool((state.masks[name] | ~mask).all())
             assert torch.equal(state.params[name][mask], first.params[name][mask])
-        trained = rule.without(round_.state.masks, round_.state.frozen or NOTHING)
+        trained = sparsity.difference(round_.state.masks, round_.state.frozen or NOTHING)
         for exchange in round_.exchanges:
             assert (exchange.up.mask is None) == (readjust != "client")
             assert exchange.up.mask or values_of(exchange.up) == 32 * sparse.total(trained)

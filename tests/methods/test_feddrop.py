@@ -20,15 +20,15 @@ from gossamer import (
     Task,
     Training,
     fields,
-    groups,
+    submodels,
 )
+from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
 from gossamer.methods.adaptive import Adaptive
 from gossamer.methods.dropping import Dropping
 from gossamer.methods.feddrop import Down, scales
 from gossamer.models import build
-from gossamer.pricing import price
 from gossamer.wire import Schema
 from helpers import Toy, batch_of, client_ctx, mlp, same, server_ctx
 
@@ -125,11 +125,14 @@ def test_the_defaults_are_the_best_rates_of_the_paper() -> None:
 
 
 def test_the_paper_s_axes_are_filters_of_conv1_and_inputs_of_fc1() -> None:
-    assert PAPER.dropping.plan(groups.trace(lenet())) == {"conv1.weight": 29, "fc1.weight:in": 800}  # type: ignore[attr-defined]
+    assert PAPER.dropping.plan(submodels.trace(lenet())) == {
+        "conv1.weight": 29,
+        "fc1.weight:in": 800,
+    }  # type: ignore[attr-defined]
 
 
 def test_residual_streams_stay_whole() -> None:
-    plan = Dropping().plan(groups.trace(resnet()))
+    plan = Dropping().plan(submodels.trace(resnet()))
     inner = [name for name in resnet().layout.leaves if name.endswith(".conv1.weight")]
     assert list(plan) == inner and len(inner) == 9
     assert set(plan.values()) == {15, 29, 58}
@@ -140,7 +143,7 @@ def test_counts_are_exact_where_floating_point_is_not() -> None:
     wide = Task.of(
         nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 2)), torch.zeros(2, 2)
     )
-    plan = Dropping(axes="units", linear_rate=0.29).plan(groups.trace(wide))
+    plan = Dropping(axes="units", linear_rate=0.29).plan(submodels.trace(wide))
     assert plan == {"0.weight": 71}
 
 
@@ -155,7 +158,7 @@ def test_every_unit_is_dropped_as_often_as_any_other() -> None:
 def test_inputs_of_the_first_and_last_layer_have_a_rate_of_their_own() -> None:
     chain = [nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)]
     task = Task.of(nn.Sequential(*chain), torch.zeros(2, 100))
-    plan = Dropping(edge_rate=0.2).plan(groups.trace(task))
+    plan = Dropping(edge_rate=0.2).plan(submodels.trace(task))
     assert plan == {"0.weight:in": 80, "0.weight": 20, "2.weight": 32}
 
 

@@ -20,9 +20,9 @@ from gossamer import (
     Params,
     Task,
     Training,
+    sparsity,
 )
-from gossamer import masks as rule
-from gossamer.check import check
+from gossamer.conformance.promises import check
 from gossamer.engine.client import train
 from gossamer.methods import feddrop
 from gossamer.methods.adaptive import Adaptive
@@ -106,7 +106,7 @@ def test_the_mean_over_holders_is_the_published_one() -> None:
         ({"w": torch.tensor(value)}, {"w": torch.tensor(mask).bool()}, 1.0)
         for value, mask in (((1.2, -1.0), (1, 0)), ((0.9, -0.6), (1, 1)), ((1.2, -1.1), (0, 1)))
     ]
-    assert rule.masked_mean(replies).params["w"].tolist() == pytest.approx([1.05, -0.85])
+    assert sparsity.masked_mean(replies).params["w"].tolist() == pytest.approx([1.05, -0.85])
 
 
 def test_a_weight_that_nobody_had_goes_on_by_momentum_alone() -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer import Client, Ctx, Exchange, Job, Key, Options, Task, models, run
-from gossamer import masks as rule
-from gossamer._tiny import Tiny, normed_task, plain_task
-from gossamer.cost import paper_bits
+from gossamer import Client, Ctx, Exchange, Job, Key, Options, Task, models, run, sparsity
+from gossamer.accounting import paper_bits
+from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
 from gossamer.methods import sparse
@@ -71,7 +70,7 @@ def test_a_mask_goes_up_in_readjustment_rounds_only_and_never_from_random_masks(
 def test_lenet_keeps_the_published_quotas_and_sends_as_much() -> None:
     task = Task.of(models.build("lenet_cifar", (3, 32, 32), 10), torch.zeros(2, 3, 32, 32))
     state = FedDST().init(ctx(task, 0))
-    assert list(rule.count(state.masks).values()) == [103, 492, 153_438, 2_126, 240]
+    assert list(sparsity.count(state.masks).values()) == [103, 492, 153_438, 2_126, 240]
     down = FedDST().down(ctx(task, 1), state, CLIENT)
     one_way = paper_bits(replace(down, mask=None)) / 8
     assert one_way == 4 * (156_399 + 236)
@@ -83,8 +82,8 @@ def test_a_client_ends_with_its_quotas_and_zeros_elsewhere(task: Any) -> None:
     method = FedDST(training=QUICK, density=0.5, readjustment=OFTEN)
     state = method.init(ctx(task(), 0))
     _, work, result = visit(method, task(), state, 2)
-    assert rule.count(work.masks) == method.quotas(ctx(task(), 2), 0.5)
-    assert rule.mismatch(state.masks, work.masks) > 0.1
+    assert sparsity.count(work.masks) == method.quotas(ctx(task(), 2), 0.5)
+    assert sparsity.mismatch(state.masks, work.masks) > 0.1
     for name, mask in work.masks.items():
         assert not work.params[name][~mask].any()
     assert result.local is None and result.up.mask is not None
@@ -103,16 +102,16 @@ def test_the_union_of_masks_is_pruned_to_quotas_and_bumps_the_version() -> None:
     task = plain_task()
     state = method.init(ctx(task, 0))
     down, _, result = visit(method, task, state, 2)
-    moved = rule.grow_random(Key(5), state.masks, dict.fromkeys(state.masks, 3))
-    fewer = rule.largest(
-        state.params, {n: c - 3 for n, c in rule.count(state.masks).items()}, state.masks
+    moved = sparsity.grow_random(Key(5), state.masks, dict.fromkeys(state.masks, 3))
+    fewer = sparsity.largest(
+        state.params, {n: c - 3 for n, c in sparsity.count(state.masks).items()}, state.masks
     )
-    other = rule.either(fewer, moved)
+    other = sparsity.union(fewer, moved)
     packed = sparse.values(state.params, other)
     up = Up(packed, result.up.dense, result.up.buffers, Revision(other))
     exchanges = [Exchange(CLIENT, down, result.up), Exchange(Client(1, 9), down, up)]
     merged = method.merge(ctx(task, 2), state, exchanges)
-    assert rule.count(merged.masks) == method.quotas(ctx(task, 2), 0.3)
+    assert sparsity.count(merged.masks) == method.quotas(ctx(task, 2), 0.3)
     assert merged.version == 1 and merged.held.tolist() == [-1, -1]
 
 
@@ -151,7 +150,7 @@ def two_replies(method: FedDST) -> tuple[Server, Server, dict[str, Any]]:
 def test_a_weight_that_too_few_clients_have_is_dropped() -> None:
     method = FedDST(density=0.5, readjustment=OFTEN)
     state, merged, lost = two_replies(method)
-    assert rule.count(merged.masks) == rule.count(state.masks)
+    assert sparsity.count(merged.masks) == sparsity.count(state.masks)
     _, merged, _ = two_replies(replace(method, min_votes=2))
     assert all(torch.equal(merged.masks[name], mask) for name, mask in lost.items())
 

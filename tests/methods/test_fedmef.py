@@ -15,14 +15,13 @@ from flash_cases import LAYERS, bench, equal, heard, net, total, worked, zero_ou
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer import Client, Key, Task, fields
-from gossamer import activations as act
-from gossamer import masks as rule
-from gossamer._bench import Round
-from gossamer._tiny import CLASSES, SIDE
+from gossamer import Client, Key, Task, fields, sparsity
+from gossamer.conformance.bench import Round
+from gossamer.conformance.toys import CLASSES, SIDE
 from gossamer.methods.adjusting import Seeded
 from gossamer.methods.fedmef import Extrusion, FedMef, Memory, sparing
 from gossamer.methods.fedtiny import TRAINING
+from gossamer.sparsity import activations as act
 from helpers import batch_of, server_ctx
 
 SMALL: dict[str, Any] = {
@@ -263,7 +262,7 @@ def test_clients_mark_the_smallest_weights_that_they_were_sent() -> None:
         if round.number < 3:
             assert not work.low and not work.asked
             continue
-        assert work.asked == toy().adjustment.asked(found, rule.count(round.state.masks))
+        assert work.asked == toy().adjustment.asked(found, sparsity.count(round.state.masks))
         for name, count in work.asked.items():
             low, params = work.low[name] > 0, round.state.params[name]
             others = round.state.masks[name] & ~low
@@ -326,11 +325,11 @@ def test_rounds_that_adjust_may_be_longer() -> None:
 def test_the_first_mask_is_random_with_densities_by_erk_and_known_from_the_seed() -> None:
     ctx = server_ctx(net())
     state = FedMef(density=0.25).init(ctx)
-    shares = rule.erk(net().layout, 0.25)
-    assert rule.count(state.masks) == rule.apportion(net().layout, shares)
+    shares = sparsity.erk(net().layout, 0.25)
+    assert sparsity.count(state.masks) == sparsity.apportion(net().layout, shares)
     assert total(state.masks) == 81
     first = net().init(ctx.common.fold("init"))
-    biggest = rule.largest(first, rule.count(state.masks))
+    biggest = sparsity.largest(first, sparsity.count(state.masks))
     assert not equal(state.masks, biggest) and zero_outside(state.params, state.masks)
     assert equal(FedMef(density=0.25, start="magnitude").init(ctx).masks, biggest)
     assert FedMef().down(ctx, state, Client(0, 9)).mask == Seeded(0)
@@ -346,7 +345,10 @@ def test_all_layers_are_adjusted_at_once_and_counts_stay(changes: dict[str, Any]
     for name in LAYERS:
         moved = int((after.masks[name] & ~before.masks[name]).sum())
         active = int(before.masks[name].sum())
-        assert moved == toy().adjustment.asked(server_ctx(net(), 3), rule.count(before.masks))[name]
+        assert (
+            moved
+            == toy().adjustment.asked(server_ctx(net(), 3), sparsity.count(before.masks))[name]
+        )
         assert int(after.masks[name].sum()) == active
 
 

@@ -13,7 +13,8 @@ from flash_cases import bench, equal, heard, net, played, rows
 from torch import Tensor, nn
 
 from gossamer import Client, Ctx, Examples, Exchange, Key, Masks, Options, Task, Training, run
-from gossamer.cost import paper_bits
+from gossamer.accounting import paper_bits
+from gossamer.accounting.dry_run import price
 from gossamer.engine.client import batches
 from gossamer.methods.fedpm import (
     Down,
@@ -28,7 +29,6 @@ from gossamer.methods.fedpm import (
     upload_bits,
 )
 from gossamer.models import build
-from gossamer.pricing import price
 from gossamer.wire import WireError, encode
 from helpers import Toy, batch_of, client_ctx, conv, mlp, server_ctx
 from paper_models import GREY

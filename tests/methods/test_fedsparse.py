@@ -26,12 +26,12 @@ from torch.nn.functional import cross_entropy, logsigmoid, softplus
 from torch.optim.adamax import _single_tensor_adamax
 
 from gossamer import METHODS, Client, Exchange, FedOpt, Key, Params, Task, Training, fields
-from gossamer import gates as rule
 from gossamer.engine.client import batches, train
-from gossamer.gates import Objective
 from gossamer.methods import gated
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.gated import Start, Work
+from gossamer.sparsity import hard_concrete
+from gossamer.sparsity.hard_concrete import Objective
 from helpers import batch_of, client_ctx, server_ctx
 
 DOUBLE = torch.float64
@@ -152,7 +152,7 @@ def test_gradients_are_autograds(relaxation: str, dead: dict[str, list[int]]) ->
     _, work, batch = begun(method, net(), state)
     for _ in range(3):  # away from where all began
         work = gated.step(method.gating, method.objective, method.training, 1e-2, work, batch)
-    draws = rule.draw(Key(8), work.groups.total)
+    draws = hard_concrete.draw(Key(8), work.groups.total)
     found = gradients(method, work, batch, draws)
     params = {name: tensor.clone().requires_grad_() for name, tensor in work.params.items()}
     raw = work.raw.clone().requires_grad_()
@@ -194,7 +194,7 @@ def test_the_sign_of_every_term_by_finite_differences(term: str) -> None:
     work.params["0.weight"] += 0.05
     work = double(work)
     batch = replace(batch, x=batch.x.double())
-    draws = rule.draw(Key(8), work.groups.total).double()
+    draws = hard_concrete.draw(Key(8), work.groups.total).double()
     found = gradients(method, work, batch, draws)
     norms = work.groups.norms(work.params)  # constants of a step
 
@@ -329,7 +329,7 @@ def test_gates_that_are_sent_have_the_probability_of_the_client() -> None:
     _, work, _ = begun(
         method, paper((1, 28, 28), 10), method.init(server_ctx(paper((1, 28, 28), 10), round=0))
     )
-    work.raw = rule.thresholds_for(work.groups.norms(work.params), 0.7, 1e-3)
+    work.raw = hard_concrete.thresholds_for(work.groups.norms(work.params), 0.7, 1e-3)
     found = torch.stack(
         [gated.opened(method.gating, work, Key(3).fold(index)) for index in range(30)]
     )

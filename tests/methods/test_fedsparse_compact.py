@@ -11,7 +11,7 @@ from fedsparse_cases import CLASSES, SIDE, begun, close, net, pictures, pruned, 
 from torch import Tensor, nn
 
 from gossamer import Params, Task
-from gossamer.cost import FLOPS, Effort, densities
+from gossamer.accounting import FLOPS, Effort, densities
 from gossamer.engine.client import train
 from gossamer.methods import compacting, gated
 from gossamer.methods.fedsparse import FedSparse

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, Result, Task, config, fields
-from gossamer.cost import paper_bits
+from gossamer.accounting import paper_bits
+from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.methods import fedsparse
 from gossamer.methods.fedsparse import Down, FedSparse, Local, Up
 from gossamer.methods.gated import Work
-from gossamer.pricing import price
 from gossamer.wire import Mode, Schema, WireError, decode, dump, encode, pack, unpack
 from helpers import Toy, client_ctx, mlp, server_ctx
 

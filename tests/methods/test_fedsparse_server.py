@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from gossamer import Client, Exchange, Key, Params, Task
-from gossamer import gates as rule
 from gossamer.methods.adaptive import Adaptive
 from gossamer.methods.fedsparse import Down, FedSparse, Up
 from gossamer.methods.gatekeeper import Server, theta
+from gossamer.sparsity import hard_concrete
 from gossamer.wire import dump, pack
 from helpers import server_ctx
 
@@ -77,7 +77,7 @@ def test_a_step_of_the_server() -> None:
     assert raw[0].tolist() == pytest.approx([-0.4440233667, -0.4452955852, -0.4214818719], abs=2e-9)
     weights = vector(0.499000001, -0.4970000004, 0.5021999995)
     assert found.params["weight"][0, :2].tolist() == pytest.approx(weights[:2].tolist(), abs=2e-10)
-    shares = torch.sigmoid(rule.logits(weights.abs(), raw[0], 1e-3))
+    shares = torch.sigmoid(hard_concrete.logits(weights.abs(), raw[0], 1e-3))
     assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
     assert found.alive["weight"].tolist() == [[True, True, False]]
     assert found.params["weight"][0, 2] == 0
@@ -290,7 +290,7 @@ def test_groups_are_pruned_at_the_probability_asked_for() -> None:
     state = method.init(server_ctx(net(), round=0))
     groups = method.gating.groups(net().layout)
     shares = torch.linspace(0.2, 0.4, groups.total)
-    raw = rule.thresholds_for(groups.norms(state.params), shares, 1e-3)
+    raw = hard_concrete.thresholds_for(groups.norms(state.params), shares, 1e-3)
     moved = replace(state, thresholds=groups.split(raw))
     found = method.gatekeeper.pruned(server_ctx(net()), method.gating, groups, moved)
     alive = groups.join(found.alive)

@@ -14,9 +14,8 @@ import torch
 from flash_cases import LAYERS, bench, equal, federation, heard, net, rows, worked, zero_outside
 from torch import nn
 
-from gossamer import Client, Ctx, Exchange, Key, Task, fields
-from gossamer import masks as rule
-from gossamer._bench import Round
+from gossamer import Client, Ctx, Exchange, Key, Task, fields, sparsity
+from gossamer.conformance.bench import Round
 from gossamer.core import Missing
 from gossamer.methods import adjusting, fedmef
 from gossamer.methods.adjusting import Adjustment, Largest, Seeded, Train, Update, Votes, Whole
@@ -140,13 +139,13 @@ def test_layers_that_have_little_room_or_few_weights_adjust_less() -> None:
 def test_candidates_have_the_density_asked_for_and_other_densities_of_layers() -> None:
     method, ctx = toy(candidates=6), at(0)
     drawn = [method.candidate(ctx, number) for number in range(6)]
-    counts = [rule.count(masks) for _, masks in drawn]
+    counts = [sparsity.count(masks) for _, masks in drawn]
     assert [sum(each.values()) for each in counts] == [KEPT] * 6
     assert counts[0] == {"0.weight": 9, "2.weight": 54, "5.weight": 18}  # a quarter of each
     assert len({tuple(each.values()) for each in counts}) == 6
     for (params, masks), kept in zip(drawn, counts, strict=True):
         assert equal(params, drawn[0][0])
-        assert equal(masks, rule.largest(params, kept))
+        assert equal(masks, sparsity.largest(params, kept))
         for name, size in LAYERS.items():
             # Within the spread of a half, scaled so that all layers together are as dense.
             assert 0.25 * 0.5 / 1.5 * size - 1 < kept[name] < 0.25 * 1.5 / 0.5 * size + 1
@@ -155,10 +154,10 @@ def test_candidates_have_the_density_asked_for_and_other_densities_of_layers() -
 def test_candidates_may_differ_in_weights_instead_as_in_the_library() -> None:
     method, ctx = toy(differ="weights"), at(0)
     (first, one), (second, two) = (method.candidate(ctx, number) for number in (0, 2))
-    assert rule.count(one) == rule.count(two)
+    assert sparsity.count(one) == sparsity.count(two)
     assert not torch.equal(first["2.weight"], second["2.weight"])
-    assert equal(one, rule.largest(first, rule.count(one)))
-    assert equal(two, rule.largest(second, rule.count(two)))
+    assert equal(one, sparsity.largest(first, sparsity.count(one)))
+    assert equal(two, sparsity.largest(second, sparsity.count(two)))
 
 
 def test_the_first_rounds_choose_and_train_nothing() -> None:
@@ -214,7 +213,7 @@ def test_clients_find_the_mean_of_their_batches_and_the_server_that_of_clients()
         params, masks = method.candidate(ctx, 1)
         seen = [batch for _, batch in steps(method, ctx, exchange.down, None)]
         sizes = [len(batch.y) for batch in seen]
-        each = [task.batch_statistics(rule.masked(params, masks), batch.x) for batch in seen]
+        each = [task.batch_statistics(sparsity.masked(params, masks), batch.x) for batch in seen]
         assert sum(sizes) == exchange.client.examples
         for name in ("1.running_mean", "1.running_var"):
             mean = sum(n * s[name] for n, s in zip(sizes, each, strict=True)) / sum(sizes)
@@ -235,7 +234,7 @@ def test_losses_are_those_of_all_own_data_with_the_statistics_that_were_sent() -
         data = federation().client(exchange.client.id).train
         for number, loss in enumerate(exchange.up.losses.tolist()):
             params, masks = method.candidate(at(0, task), number)
-            whole = {**rule.masked(params, masks), **exchange.down.statistics[number]}
+            whole = {**sparsity.masked(params, masks), **exchange.down.statistics[number]}
             wanted = task.criterion(task.logits(whole, data.x), data.y)
             assert loss == pytest.approx(float(wanted), rel=1e-5)
 
@@ -360,7 +359,7 @@ def test_clients_send_the_largest_gradients_of_missing_weights_after_training() 
         held = adjusting.Local(second.state.model.masks)
         work, batch = steps(method, ctx, exchange.down, held)[-1]
         grads = ctx.task.gradients(work.model.params, batch).grads
-        asked = method.adjustment.asked(found.server(2), rule.count(second.state.model.masks))
+        asked = method.adjustment.asked(found.server(2), sparsity.count(second.state.model.masks))
         assert isinstance(exchange.up.gradients, Largest) and list(asked) == list(LAYERS)
         for name, count in asked.items():
             places = exchange.up.gradients.places[name]
@@ -377,7 +376,7 @@ def test_one_block_changes_at_a_time_and_counts_stay() -> None:
     last = None
     for round in played(toy(**OFTEN), 5):
         before, after = round.state.model, round.merged.model
-        assert rule.count(after.masks) == rule.count(before.masks)
+        assert sparsity.count(after.masks) == sparsity.count(before.masks)
         assert zero_outside(after.params, after.masks)
         moved = [n for n in LAYERS if not torch.equal(before.masks[n], after.masks[n])]
         if round.number == 1:
@@ -451,7 +450,7 @@ def test_gradients_that_were_not_asked_for_are_refused() -> None:
     masks = second.state.model.masks
     fewer = {name: mask & False for name, mask in said.places.items()}
     blank = Packed({name: torch.zeros(0) for name in fewer}, said.values.shapes)
-    active = rule.largest(
+    active = sparsity.largest(
         second.state.model.params, {n: int(m.sum()) for n, m in said.places.items()}, masks
     )
     for gradients, text in (

@@ -28,12 +28,11 @@ from flash_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import Exchange, Masks, Options
-from gossamer import masks as rule
-from gossamer._bench import Round
-from gossamer.check import PROMISES
+from gossamer import Exchange, Masks, Options, sparsity
+from gossamer.accounting.dry_run import price
+from gossamer.conformance.bench import Round
+from gossamer.conformance.promises import PROMISES
 from gossamer.methods.flash import Local
-from gossamer.pricing import price
 from gossamer.wire import Drawn
 
 BUDGETS = (0.05, 0.1, 0.2)
@@ -57,7 +56,7 @@ def nested(masks: tuple[Masks, ...]) -> bool:
 def test_every_budget_has_a_mask_inside_those_of_larger_ones(name: str) -> None:
     for round in played(toy(**METHODS_OF_BUDGETS[name]), 5, *BUDGETS):
         assert len(round.merged.masks) == 3 and nested(round.merged.masks)
-        kept = [rule.count(masks) for masks in round.merged.masks]
+        kept = [sparsity.count(masks) for masks in round.merged.masks]
         top = Fraction(sum(kept[2].values()), 324)
         for budget, counts in zip((Fraction(1, 20), Fraction(1, 10)), kept, strict=False):
             assert counts == {
@@ -68,7 +67,7 @@ def test_every_budget_has_a_mask_inside_those_of_larger_ones(name: str) -> None:
 def test_layers_keep_their_share_of_the_source() -> None:
     """By hand: 65 weights are kept of 324, of which budgets of a tenth have 324 / 650."""
     (first,) = played(toy(), 2, *BUDGETS)[:1]
-    small, middle, top = (list(rule.count(masks).values()) for masks in first.state.masks)
+    small, middle, top = (list(sparsity.count(masks).values()) for masks in first.state.masks)
     assert top == [7, 43, 15]
     assert middle == [3, 21, 7] and small == [1, 10, 3]
 
@@ -181,7 +180,7 @@ def test_weights_that_nobody_was_offered_keep_their_value_in_frozen_rounds() -> 
     ctx = found.server(2)
     after = method.merge(ctx, last.state, poor)
     top, middle = last.state.masks[2], last.state.masks[1]
-    kept = rule.without(top, middle)
+    kept = sparsity.difference(top, middle)
     assert all(mask.any() for mask in kept.values())
     for name, mask in kept.items():
         assert torch.equal(after.params[name][mask], last.state.params[name][mask])
@@ -198,7 +197,7 @@ def test_a_mask_round_without_rich_clients_keeps_what_nobody_was_offered() -> No
     poor = [exchange for exchange in last.exchanges if exchange.client.budget < 0.2]
     after = method.merge(found.server(2), last.state, poor)
     assert total(after.masks[2]) == KEPT
-    kept = rule.without(last.state.masks[2], last.state.masks[1])
+    kept = sparsity.difference(last.state.masks[2], last.state.masks[1])
     stays = {name: mask & after.masks[2][name] for name, mask in kept.items()}
     assert any(mask.any() for mask in stays.values())
     for name, mask in stays.items():
@@ -264,8 +263,8 @@ def test_the_server_of_jmwst_cuts_its_model_from_the_union() -> None:
     for round, union in list(zip(rounds, unions(rounds), strict=True))[1:]:
         top = round.merged.masks[2]
         share = min(Fraction(1, 5) / Fraction(total(union), 324), Fraction(1))
-        for name, number in rule.count(top).items():
-            assert 0 <= number - floor(share * rule.count(union)[name]) <= 1
+        for name, number in sparsity.count(top).items():
+            assert 0 <= number - floor(share * sparsity.count(union)[name]) <= 1
         assert inside(top, union) and nested(round.merged.masks)
         assert total(top) == KEPT
         for masks, outer in pairwise((*round.merged.masks, union)):

@@ -13,12 +13,20 @@ from flash_cases import bench, heard, rows, toy
 from torch import nn
 
 from gossamer import Client, Examples, Exchange, Key, Options, Task, config
-from gossamer.cost import FLOPS, Accounting, Effort, MaskCode, densities, paper_bits, stale_share
+from gossamer.accounting import (
+    FLOPS,
+    Accounting,
+    Effort,
+    MaskCode,
+    densities,
+    paper_bits,
+    stale_share,
+)
+from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.methods.flash import Flash, Server, Train, Update
 from gossamer.methods.probing import Probe, Sensitivity
 from gossamer.models import build
-from gossamer.pricing import price
 from gossamer.wire import Revision
 from helpers import client_ctx, server_ctx
 from paper_models import COLOUR, CONVOLUTIONS, GREY

@@ -9,7 +9,7 @@ from flash_cases import Heard, zero_outside
 
 import gossamer as gs
 from gossamer import data, fields, models
-from gossamer.pricing import price
+from gossamer.accounting.dry_run import price
 
 ROUNDS, POOL = 6, 40
 COMMON: dict[str, Any] = {"clients": 5, "epochs": 2.0, "batch": 16}

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer import Masks, Task
-from gossamer import masks as rule
-from gossamer._bench import Bench
+from gossamer import Masks, Task, sparsity
+from gossamer.conformance.bench import Bench
 from gossamer.engine import check
 from gossamer.methods import sparse
 from gossamer.methods.masking import LEVELS, layers
@@ -30,7 +29,7 @@ NAMES = tuple(LAYERS)
 
 def fair(masks: Masks, size: int = GROUP) -> bool:
     """Whether every whole group has the floor or the ceiling of its layer's share."""
-    for name, counts in rule.group_counts(masks, size).items():
+    for name, counts in sparsity.group_counts(masks, size).items():
         kept, whole = int(masks[name].sum()), masks[name].numel()
         least, most = kept * size // whole, -(-kept * size // whole)
         short = masks[name].shape[1] % size and masks[name][0].numel() % size
@@ -54,7 +53,7 @@ def shape_of(name: str) -> tuple[int, ...]:
 
 
 def groups_of(fill: Any) -> dict[str, torch.Tensor]:
-    return rule.group_counts({name: fill(shape_of(name)) > 0 for name in NAMES}, GROUP)
+    return sparsity.group_counts({name: fill(shape_of(name)) > 0 for name in NAMES}, GROUP)
 
 
 @settings(max_examples=8)
@@ -88,8 +87,8 @@ def test_masks_that_are_probed_have_no_groups() -> None:
     plain = bench(toy(prune_rate=0.5, probe_epochs=4.0)).init()
     assert equal(first.state.masks[0], plain.masks[0]) and not fair(plain.masks[0])
     for result in first.results:
-        assert rule.count(result.masks) != rule.count(first.state.masks[0])
-    assert rule.count(first.merged.masks[0]) != rule.count(first.state.masks[0])
+        assert sparsity.count(result.masks) != sparsity.count(first.state.masks[0])
+    assert sparsity.count(first.merged.masks[0]) != sparsity.count(first.state.masks[0])
 
 
 def test_a_server_keeps_the_largest_weights_of_each_group() -> None:
@@ -112,7 +111,7 @@ def test_groups_go_over_the_wire(name: str) -> None:
     assert found.summary.failed == 0 and fair(found.state.masks[0])
     assert [event.density for event in found.measured] == [KEPT / 324] * 5
     told = found.measured[-1].metrics
-    for layer, counts in rule.group_counts(found.state.masks[0], GROUP).items():
+    for layer, counts in sparsity.group_counts(found.state.masks[0], GROUP).items():
         most = -(-int(counts.sum()) * GROUP // LAYERS[layer])
         assert told[f"pattern.{layer}"] == most >= int(counts.max())
     assert not any(name.startswith("pattern") for name in heard(toy(), 2).measured[-1].metrics)
@@ -145,7 +144,7 @@ def test_masks_move_as_far_as_asked_in_chosen_layers(
 ) -> None:
     found = heard(toy(churn=distance, churn_layers=wish, density=0.3), 4)
     assert found.summary.failed == 0
-    kept = rule.count(found.state.masks[0])
+    kept = sparsity.count(found.state.masks[0])
     for event in found.measured[2:]:  # the first round draws a new mask
         for name, layer in event.layers.items():
             wanted = swapped(kept[name], distance) if name in chosen else 0.0
@@ -160,7 +159,7 @@ def test_churned_weights_begin_at_zero_and_others_stay(name: str) -> None:
     changes = {"prune_rate": 0.5, "clients": 12, "eval_model": "union"}
     plain, moved = (played(toy(name, churn=far, **changes), 2)[-1].merged for far in (0.0, 0.5))
     before, after = plain.masks[0], moved.masks[0]
-    assert not equal(before, after) and rule.count(before) == rule.count(after)
+    assert not equal(before, after) and sparsity.count(before) == sparsity.count(after)
     known = 0
     for layer, mask in after.items():
         new, both = mask & ~before[layer], mask & before[layer]
@@ -191,7 +190,7 @@ def test_rounds_are_churned_each_in_its_own_way() -> None:
     first, *others = played(toy(churn=0.3), 4)
     seen = [first.merged.masks[0], *(round.merged.masks[0] for round in others)]
     pairs = [(i, j) for i in range(len(seen)) for j in range(i)]
-    assert all(rule.mismatch(seen[i], seen[j]) > 0.2 for i, j in pairs)
+    assert all(sparsity.mismatch(seen[i], seen[j]) > 0.2 for i, j in pairs)
 
 
 # refusals ---------------------------------------------------------------------------------------
@@ -285,11 +284,12 @@ def test_a_full_layer_of_groups_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch
     """What is pruned there could only grow at its own place, from zero."""
     pruned: list[int] = []
 
-    def spy(by: Any, params: Any, masks: Any, removed: Any, size: int) -> rule.Change:
+    def spy(by: Any, params: Any, masks: Any, removed: Any, size: int) -> sparsity.Change:
         pruned.extend(removed.values())
-        return rule.regrow_in_groups(by, params, masks, removed, size)
+        return sparsity.regrow_in_groups(by, params, masks, removed, size)
 
-    monkeypatch.setattr(sparse, "rule", SimpleNamespace(**{**vars(rule), "regrow_in_groups": spy}))
+    watched = SimpleNamespace(**{**vars(sparsity), "regrow_in_groups": spy})
+    monkeypatch.setattr(sparse, "sparsity", watched)
     played(toy("jmwst", group=GROUP, density=1.0, prune_rate=0.5), 3)
     assert pruned and not any(pruned)
     played(toy("jmwst", group=GROUP, density=0.5, prune_rate=0.5), 3)

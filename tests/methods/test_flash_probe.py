@@ -12,9 +12,8 @@ from flash_cases import KEPT, LAYERS, bench, equal, heard, played, rows, total, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import METHODS, Client, Exchange
-from gossamer import masks as rule
-from gossamer._bench import Round
+from gossamer import METHODS, Client, Exchange, sparsity
+from gossamer.conformance.bench import Round
 from gossamer.core import Missing
 from gossamer.engine.client import train
 from gossamer.methods.flash import Flash, Local, Server, Train, Update, code_parity
@@ -42,7 +41,7 @@ def test_clients_answer_with_the_densities_of_masks_that_they_moved() -> None:
     for exchange, result in zip(first.exchanges, first.results, strict=True):
         told = dict(zip(NAMES, exchange.up.densities.tolist(), strict=True))
         assert told == pytest.approx(
-            {name: float(share) for name, share in rule.layer_densities(result.masks).items()}
+            {name: float(share) for name, share in sparsity.layer_densities(result.masks).items()}
         )
         assert total(result.masks) == KEPT and result.local is None
         assert not equal(result.masks, first.state.masks[-1])
@@ -86,7 +85,7 @@ def test_layers_have_the_mean_of_the_densities_scaled_to_the_whole() -> None:
     share = Fraction(1, 5) * 324 / (Fraction("0.6") * 36 + Fraction("0.15") * 216 + 21.6)
     wanted = {"0.weight": 0.6 * 36, "2.weight": 0.15 * 216, "5.weight": 0.3 * 72}
     exact = {name: float(share) * size for name, size in wanted.items()}
-    for name, kept in rule.count(after.masks[-1]).items():
+    for name, kept in sparsity.count(after.masks[-1]).items():
         assert abs(kept - exact[name]) < 1
     assert total(after.masks[-1]) == KEPT
 
@@ -102,16 +101,16 @@ def test_any_answers_lead_to_the_density_asked_for(
     _, after = allocated(toy(density=density), *answers)
     assert total(after.masks[-1]) == round(density * 324)
     assert zero_outside(after.params, after.masks[-1])
-    assert all(rule.count(after.masks[-1]).values())
+    assert all(sparsity.count(after.masks[-1]).values())
 
 
 def test_layers_that_would_be_over_full_leave_the_rest_to_others_or_lose_it() -> None:
     answer = [1.0, 0.01, 0.01]
     _, waterfill = allocated(toy(), answer)
-    assert rule.count(waterfill.masks[-1])["0.weight"] == 36
+    assert sparsity.count(waterfill.masks[-1])["0.weight"] == 36
     assert total(waterfill.masks[-1]) == KEPT
     _, clipped = allocated(toy(probe_saturate="clip"), answer)
-    assert rule.count(clipped.masks[-1])["0.weight"] == 36
+    assert sparsity.count(clipped.masks[-1])["0.weight"] == 36
     assert total(clipped.masks[-1]) == 36 + 5 < KEPT  # 64.8 / 38.88 of 2.16 and of 0.72
 
 
@@ -132,8 +131,8 @@ def test_weights_that_were_probed_may_be_gone_on_with() -> None:
     assert not equal(before.masks[-1], after.masks[-1])
     found = bench(method)
     first = found.task.init(found.server(0).common.fold("init"))
-    assert equal(after.params, rule.masked(first, after.masks[-1]))
-    assert equal(before.params, rule.masked(first, before.masks[-1]))
+    assert equal(after.params, sparsity.masked(first, after.masks[-1]))
+    assert equal(before.params, sparsity.masked(first, before.masks[-1]))
 
 
 def test_a_first_round_without_answers_leaves_the_first_mask() -> None:
@@ -211,7 +210,7 @@ def test_pdst_has_no_such_round() -> None:
     for round in rounds:
         assert equal(round.merged.masks[0], rounds[0].state.masks[0])
         assert not equal(round.merged.params, round.state.params)
-    found = rule.layer_densities(rounds[0].state.masks[0])
+    found = sparsity.layer_densities(rounds[0].state.masks[0])
     assert all(abs(share - Fraction(1, 5)) * LAYERS[name] < 1 for name, share in found.items())
 
 
@@ -219,9 +218,9 @@ def test_pdst_has_no_such_round() -> None:
 def test_rules_need_no_first_round(allocation: Any) -> None:
     method = toy(allocation=allocation, density=0.4)
     rounds = played(method, 1)
-    shares = rule.allocate(bench(method).task.layout, 0.4, allocation)
+    shares = sparsity.allocate(bench(method).task.layout, 0.4, allocation)
     assert probes(rounds) == 0
-    assert rule.count(rounds[0].merged.masks[0]) == rule.apportion(LAYERS, shares)
+    assert sparsity.count(rounds[0].merged.masks[0]) == sparsity.apportion(LAYERS, shares)
 
 
 # the learning rate ------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from flash_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import Ctx, Exchange, Result, Training
-from gossamer import masks as rule
+from gossamer import Ctx, Exchange, Result, Training, sparsity
 from gossamer.engine.events import ClientFinished
 from gossamer.methods.flash import Flash, Local, Up
 from gossamer.methods.sparse import Work
@@ -228,7 +227,7 @@ def test_the_server_of_jmwst_keeps_the_largest_weights_of_the_mean_in_each_layer
         whole = unpack(exchange.up.values, result.masks)
         for name in union:
             mean[name] = mean.get(name, 0) + exchange.client.examples * whole[name].double()
-    counts = [rule.count(result.masks) for result in round.results]
+    counts = [sparsity.count(result.masks) for result in round.results]
     for name, mask in round.merged.masks[0].items():
         average = sum(each[name] for each in counts) / len(counts)
         assert abs(int(mask.sum()) - average) < 1
@@ -288,7 +287,7 @@ def test_how_far_clients_are_apart_is_told(name: str, apart: bool) -> None:
     """The mean of the distances between all of them; masks that all share are none."""
     method = toy(name, prune_rate=0.5)
     *_, last = played(method, 4)
-    matrix = rule.mismatches(result.masks for result in last.results)
+    matrix = sparsity.mismatches(result.masks for result in last.results)
     pairs = [matrix[i][j] for i in range(len(matrix)) for j in range(i)]
     assert len(pairs) == 6 and (min(pairs) > 0) == apart
     shown = method.measures(bench(method).server(4), last.merged).metrics["client_mismatch"]
@@ -341,7 +340,7 @@ def test_the_model_that_is_tested_is_sparse_or_the_mean_that_it_is_cut_from(name
         assert equal(one.merged.params, two.merged.params) and one.merged.tested == {}
         assert equal(masked.model(ctx, one.merged, None), one.merged.params)
         tested = union.model(ctx, two.merged, None)
-        assert equal(rule.masked(tested, two.merged.masks[-1]), two.merged.params)
+        assert equal(sparsity.masked(tested, two.merged.masks[-1]), two.merged.params)
         nonzero = {each: tested[each] != 0 for each in two.merged.masks[-1]}
         bigger = name == "jmwst" and one.number > 1
         assert (total(nonzero) > KEPT) == bigger

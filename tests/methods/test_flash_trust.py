@@ -11,8 +11,7 @@ import torch
 from flash_cases import bench, equal, heard, played, toy
 from torch import Tensor
 
-from gossamer import Ctx, Masks, Params, Result
-from gossamer import masks as rule
+from gossamer import Ctx, Masks, Params, Result, sparsity
 from gossamer.methods import nst
 from gossamer.methods.flash import Flash, Local, Up, Update
 from gossamer.methods.nst import NST
@@ -159,7 +158,7 @@ def test_the_ends_of_the_range_are_no_lie() -> None:
     ends = Sensitivity(torch.tensor([0.0, 1.0, 0.5]))
     exchanges = [replace(exchange, up=ends) for exchange in first.exchanges]
     after = method.merge(bench(method).server(1), first.state, exchanges)
-    assert rule.count(after.masks[0])["0.weight"] == 1
+    assert sparsity.count(after.masks[0])["0.weight"] == 1
     for beyond in ([-0.001, 1.0, 0.5], [0.0, 1.001, 0.5]):
         wrong = replace(first.exchanges[0], up=Sensitivity(torch.tensor(beyond)))
         with pytest.raises(WireError, match="between 0 and 1"):

@@ -14,8 +14,8 @@ from spafl_cases import WEIGHT, close, exact, layer
 from torch import Tensor, nn
 
 from gossamer import Key, Params
-from gossamer.layout import Layout
 from gossamer.methods.thresholds import Divisor, Importance, Rows, Rule
+from gossamer.task.layout import Layout
 
 CHANGES = (-0.03, 0.06)
 

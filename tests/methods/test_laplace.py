@@ -14,7 +14,7 @@ from torch import nn
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, FedAvg, Key, Laplace, Params, Result, Task, Training
-from gossamer.cost import paper_bits
+from gossamer.accounting import paper_bits
 from gossamer.data import federation
 from gossamer.engine.client import train
 from gossamer.methods import dense, laplace

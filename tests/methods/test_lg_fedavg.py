@@ -24,7 +24,7 @@ from gossamer import (
     Training,
     run,
 )
-from gossamer.cost import Accounting
+from gossamer.accounting import Accounting
 from gossamer.engine.client import train
 from gossamer.engine.events import Clock, Event, RoundFinished
 from gossamer.methods.dense import Down, Up

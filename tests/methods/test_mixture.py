@@ -24,7 +24,7 @@ from gossamer import (
     Task,
     Training,
 )
-from gossamer.cost import paper_bits
+from gossamer.accounting import paper_bits
 from gossamer.engine.client import train
 from gossamer.methods import dense
 from gossamer.methods.adaptive import Adaptive

@@ -24,10 +24,9 @@ from flash_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import METHODS, NST, Client, Ctx, Exchange, Key
-from gossamer import masks as rule
-from gossamer._tiny import plain_task
-from gossamer.cost import Accounting, paper_bits
+from gossamer import METHODS, NST, Client, Ctx, Exchange, Key, sparsity
+from gossamer.accounting import Accounting, paper_bits
+from gossamer.conformance.toys import plain_task
 from gossamer.engine.client import train
 from gossamer.methods.nst import Sparse, Up, Whole, code_parity
 from gossamer.wire import Revision, Schema, UnknownMask, decode, encode, held, pack
@@ -38,7 +37,7 @@ def test_everybody_begins_with_the_same_mask_of_one_density() -> None:
     first, *_ = played(toy("nst"), 1)
     masks = first.state.masks
     assert total(masks) == KEPT and zero_outside(first.state.params, masks)
-    for share, size in zip(rule.layer_densities(masks).values(), LAYERS.values(), strict=True):
+    for share, size in zip(sparsity.layer_densities(masks).values(), LAYERS.values(), strict=True):
         assert abs(float(share) - 0.2) * size < 1
     method, found = toy("nst"), bench(toy("nst"))
     for exchange in first.exchanges:
@@ -128,8 +127,8 @@ def test_a_nearly_dense_model_goes_down_without_a_mask(kept: int) -> None:
     counts = {"0.weight": min(kept, 36), "2.weight": 0, "5.weight": 0}
     counts["2.weight"] = min(kept - counts["0.weight"], 216)
     counts["5.weight"] = kept - sum(counts.values())
-    masks = rule.random_masks(found.server(1).key, layout, counts)
-    params = rule.masked(found.task.init(found.server(1).key), masks)
+    masks = sparsity.random_masks(found.server(1).key, layout, counts)
+    params = sparsity.masked(found.task.init(found.server(1).key), masks)
     down = method.down(found.server(1), type(state)(params, masks), Client(0, 20))
     whole = kept > 324 * 31 / 32  # 313.9
     assert isinstance(down, Whole if whole else Sparse)
@@ -137,7 +136,7 @@ def test_a_nearly_dense_model_goes_down_without_a_mask(kept: int) -> None:
     cost = paper_bits(down, method.accounting) - dense
     assert cost == min(32 * 324, 32 * kept + 324)
     job = method.begin(found.client(1, found.federation.pool[0]), down, None)
-    assert equal(job.work.params, rule.masked(params, job.work.masks))
+    assert equal(job.work.params, sparsity.masked(params, job.work.masks))
 
 
 def test_masks_go_up_in_every_round_as_changes_of_what_came_down() -> None:

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer import METHODS, Client, Exchange, Masks, Task
-from gossamer import masks as rule
+from gossamer import METHODS, Client, Exchange, Masks, Task, sparsity
+from gossamer.accounting import paper_bits
 from gossamer.core import Data, Examples
-from gossamer.cost import paper_bits
-from gossamer.layout import Layout
 from gossamer.methods import FedSpa, LotteryFL, SubFedAvg, personal, subfedavg
 from gossamer.methods.personal import Down, Register, Server, Up
 from gossamer.methods.sparse import total
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, WireError
 from helpers import client_ctx, linear, server_ctx
 
@@ -177,7 +176,7 @@ def test_a_client_is_sent_what_its_mask_keeps_and_no_mask(name: str, norm: bool)
             up = exchange.up
             told |= {id} if up.mask else set()
             sent = up.mask.masks if up.mask and name != "fedspa" else result.masks
-            assert {n: v.numel() for n, v in up.values.values.items()} == rule.count(sent)
+            assert {n: v.numel() for n, v in up.values.values.items()} == sparsity.count(sent)
     assert len(told) > 4
 
 
@@ -219,7 +218,7 @@ def test_a_fifth_of_five_weights_is_one_at_a_time() -> None:
     masks = {"w": torch.ones(5, dtype=torch.bool)}
     seen = []
     for _ in range(4):
-        masks = rule.above_percentile(params, masks, 0.2)
+        masks = sparsity.above_percentile(params, masks, 0.2)
         seen.append(masks["w"].int().tolist())
     assert seen == [[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
 
@@ -228,7 +227,9 @@ def test_a_fifth_of_five_weights_is_one_at_a_time() -> None:
 @settings(max_examples=60, deadline=None)
 def test_percentiles_are_numpys(values: list[float], share: float) -> None:
     weights = torch.tensor(values)
-    found = rule.above_percentile({"w": weights}, {"w": torch.ones(len(values)) > 0}, share)["w"]
+    found = sparsity.above_percentile({"w": weights}, {"w": torch.ones(len(values)) > 0}, share)[
+        "w"
+    ]
     sizes = np.abs(np.asarray(values, np.float64))
     limit = np.percentile(sizes[sizes > 0], 100 * share) if (sizes > 0).any() else 0.0
     close = np.isclose(sizes, limit, rtol=1e-12)
@@ -278,7 +279,7 @@ def test_subfedavg_prunes_what_stays_accurate(right: bool) -> None:
 
 def test_subfedavg_waits_until_candidates_differ_and_stops_when_they_agree() -> None:
     task, params, masks = hundred(0)
-    same = rule.above_percentile(params, masks, 0.2)
+    same = sparsity.above_percentile(params, masks, 0.2)
     assert SubFedAvg()._pruned(judged(task), params, masks, same) is masks
     assert subfedavg.apart(same, same) == 0
     one = {"weight": same["weight"].clone()}
@@ -309,7 +310,7 @@ def test_personal_models_of_subfedavg_are_as_clients_left_them() -> None:
     masked = replace(method, personal_model="masked").model(
         found.server(2), last.merged, result.local
     )
-    assert equal(masked, rule.masked(last.merged.params, result.local.masks))
+    assert equal(masked, sparsity.masked(last.merged.params, result.local.masks))
 
 
 # LotteryFL ----------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def test_densities_of_tickets(overshoot: bool, densities: list[float]) -> None:
     method, seen = LotteryFL(overshoot=overshoot), []
     masks: Masks = {"weight": torch.ones(2, size) > 0}
     for _ in densities:
-        masks = method._pruned(ctx, rule.masked(weights, masks), masks)
+        masks = method._pruned(ctx, sparsity.masked(weights, masks), masks)
         seen.append(total(masks) / (2 * size))
     assert seen == pytest.approx(densities, abs=1e-4)
 
@@ -341,7 +342,7 @@ def test_a_client_that_prunes_rewinds_to_the_first_weights() -> None:
     work = method.begin(found.client(1, client), down, None).work
     assert inside(work.masks, work.base) and total(work.masks) < total(work.base)
     layout = found.task.layout
-    start = rule.masked(state.params, work.masks)
+    start = sparsity.masked(state.params, work.masks)
     assert all(torch.equal(work.params[name], start[name]) for name in layout.parameters)
     # Running statistics are those that came.
     assert all(torch.equal(work.params[name], trained[name]) for name in layout.buffers)
@@ -370,17 +371,17 @@ def test_half_of_a_mask_moves_to_where_gradients_are_largest() -> None:
     params = {"w": torch.tensor([0.6, -0.5, 0.4, 0.3, 0, 0])}
     slopes = {"w": torch.tensor([9.0, 1, 5, 2, 4, 3])}
     masks = {"w": bits(1, 1, 1, 1, 0, 0)}
-    change = rule.readjust(params, masks, {"w": 2}, {"w": 4}, slopes)
+    change = sparsity.readjust(params, masks, {"w": 2}, {"w": 4}, slopes)
     assert change.kept["w"].int().tolist() == [1, 1, 0, 0, 0, 0]
     assert change.masks["w"].int().tolist() == [1, 1, 1, 0, 1, 0]
 
 
 def test_masks_of_fedspa_move_less_and_less_and_keep_their_size() -> None:
     rounds = played(toy("fedspa", density=0.5), 6)
-    size = rule.count(toy("fedspa", density=0.5).first(bench(toy("fedspa")).server(1)))
+    size = sparsity.count(toy("fedspa", density=0.5).first(bench(toy("fedspa")).server(1)))
     for round in rounds:
-        assert all(rule.count(result.local.masks) == size for result in round.results)
-        assert all(rule.count(result.masks) == size for result in round.results)
+        assert all(sparsity.count(result.local.masks) == size for result in round.results)
+        assert all(sparsity.count(result.masks) == size for result in round.results)
     moved = [np.mean([r.metrics["moved"] for r in round.results]) for round in rounds]
     assert moved[0] > moved[3] > moved[5] > 0
 
@@ -426,7 +427,7 @@ def test_a_common_mask_that_stays_is_that_of_the_tested_model() -> None:
     ctx = bench(method).server(3)
     model = method.model(ctx, last.merged, None)
     assert zero_outside(model, method.first(ctx))
-    assert equal(model, rule.masked(last.merged.params, method.first(ctx)))
+    assert equal(model, sparsity.masked(last.merged.params, method.first(ctx)))
     assert all(exchange.up.mask is None for exchange in last.exchanges)
     assert torch.equal(
         toy("fedspa").model(ctx, last.merged, None)["2.weight"], last.merged.params["2.weight"]

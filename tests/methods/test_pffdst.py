@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gossamer import Client, Ctx, Examples, Exchange, Job, Key, Options, Task, models, run
-from gossamer._tiny import Tiny, normed_task, plain_task
-from gossamer.cost import Accounting, paper_bits
+from gossamer.accounting import Accounting, paper_bits
+from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
 from gossamer.methods import METHODS, sparse

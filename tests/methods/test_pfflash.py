@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer import masks as rule
-from gossamer._bench import Bench
-from gossamer._tiny import Tiny, normed_task, plain_task
-from gossamer.check import check
+from gossamer import sparsity
+from gossamer.conformance.bench import Bench
+from gossamer.conformance.promises import check
+from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.methods import sparse
 from gossamer.methods.freezing import Down, Up
 from gossamer.methods.pffdst import PFFDST, pfflash
@@ -58,15 +58,15 @@ def test_both_phases_share_weights_out_as_clients_found() -> None:
     layout = plain_task().layout
     found = torch.stack([exchange.up.densities for exchange in rounds[0].exchanges])
     measured = dict(zip(layout.prunable, found.double().mean(0).tolist(), strict=True))
-    first = rule.apportion(layout, rule.sensitivity(layout, measured, 0.2))
-    assert rule.count(rounds[0].merged.masks) == first
+    first = sparsity.apportion(layout, sparsity.sensitivity(layout, measured, 0.2))
+    assert sparsity.count(rounds[0].merged.masks) == first
     frozen = rounds[4].merged.frozen
-    assert rule.count(frozen) == first
-    free = rule.count(rule.inactive(frozen))
+    assert sparsity.count(frozen) == first
+    free = sparsity.count(sparsity.inactive(frozen))
     asked = {n: min(measured[n] * layout[n].count / free[n], 1) for n in free}
     share = 0.2 * sum(layout[n].count for n in free) / sum(free.values())
-    grown = rule.apportion(free, rule.sensitivity(free, asked, share))
-    added = rule.count(rule.without(rounds[4].merged.masks, frozen))
+    grown = sparsity.apportion(free, sparsity.sensitivity(free, asked, share))
+    added = sparsity.count(sparsity.difference(rounds[4].merged.masks, frozen))
     for name, number in added.items():
         assert number == pytest.approx(grown[name], abs=1)
 
@@ -84,7 +84,7 @@ def test_frozen_weights_stay_and_the_rest_keeps_its_count(readjust: str, task: A
         for name, mask in frozen.frozen.items():
             assert torch.equal(state.params[name][mask], frozen.params[name][mask])
             assert bool((state.masks[name] | ~mask).all())
-        moved += rule.mismatch(round.state.masks, state.masks)
+        moved += sparsity.mismatch(round.state.masks, state.masks)
         if readjust != "server":
             assert sparse.total(state.masks) == pytest.approx(sparse.total(frozen.masks), abs=1)
     assert (moved > 0) == (readjust != "none")

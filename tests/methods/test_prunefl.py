@@ -23,14 +23,13 @@ from prunefl_cases import (
 from torch import nn
 
 import gossamer as gs
-from gossamer import Exchange, Params, Task
-from gossamer import masks as rule
-from gossamer._tiny import SIDE
+from gossamer import Exchange, Params, Task, sparsity
+from gossamer.conformance.toys import SIDE
 from gossamer.core import Client
 from gossamer.engine.client import train
-from gossamer.masks import Importance, Pace
 from gossamer.methods import gradients
 from gossamer.methods.prunefl import TRAINING, Local, Measure, Measured, PruneFL, Train
+from gossamer.sparsity import Importance, Pace
 from gossamer.wire import Revision, unpack
 from helpers import client_ctx, server_ctx
 
@@ -259,7 +258,7 @@ def test_masks_are_adjusted_by_the_sum_of_what_clients_say() -> None:
         ratio = 0.4 * 0.5 ** ((round.number - 1) / 2)
         wanted = wanted_masks(method, round.state, round.merged.params, sums, ratio)
         assert equal(round.merged.masks, wanted)
-        gone = total(rule.without(round.state.masks, round.merged.masks))
+        gone = total(sparsity.difference(round.state.masks, round.merged.masks))
         assert 0 < gone <= ratio * total(round.state.masks)
 
 
@@ -308,7 +307,7 @@ def test_the_server_adds_the_mean_of_what_clients_changed() -> None:
             shares.append(share)
             up = exchange.up
             whole = {**unpack(up.values, state.masks), **up.dense, **up.buffers}
-            was = rule.masked(state.params, state.masks)
+            was = sparsity.masked(state.params, state.masks)
             for name, tensor in whole.items():
                 change[name] = change.get(name, 0) + share * (tensor.double() - was[name])
         for name, tensor in round.merged.params.items():
@@ -362,7 +361,7 @@ def test_time_decides_where_weights_are_pruned() -> None:
 
     def densities(**pace: float) -> dict[str, float]:
         rounds = played(toy(**{**SECOND, "adjust_every": 1}, gathering="round", **pace), 4)
-        found = rule.layer_densities(rounds[-1].merged.masks)
+        found = sparsity.layer_densities(rounds[-1].merged.masks)
         return {name: float(share) for name, share in found.items()}
 
     computing = densities(mac_time=1.0, weight_time=1e-9, fixed_time=0.0)

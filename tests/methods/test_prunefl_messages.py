@@ -22,11 +22,11 @@ from torch import nn
 
 import gossamer as gs
 from gossamer import Task, Training, data, models
-from gossamer._tiny import CLASSES, SIDE
-from gossamer.check import PROMISES, check
+from gossamer.accounting.dry_run import price
+from gossamer.conformance.promises import PROMISES, check
+from gossamer.conformance.toys import CLASSES, SIDE
 from gossamer.core import Missing
 from gossamer.methods.prunefl import PruneFL, Update
-from gossamer.pricing import price
 from gossamer.wire import HEADER, WireError
 from helpers import server_ctx
 

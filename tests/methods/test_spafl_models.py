@@ -14,12 +14,12 @@ from torch.nn import functional
 
 import gossamer as gs
 from gossamer import Client, Task, fields
-from gossamer.cost import paper_bits
+from gossamer.accounting import paper_bits
+from gossamer.accounting.dry_run import Price, price
 from gossamer.engine.events import ClientFinished, Clock, Event
 from gossamer.methods.spafl import Local, SpaFL, Up
 from gossamer.methods.thresholds import Rows
 from gossamer.models import build
-from gossamer.pricing import Price, price
 from helpers import server_ctx
 from paper_models import COLOUR, GREY, layout_of
 

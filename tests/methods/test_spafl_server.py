@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, Key, Params, Result, Task
-from gossamer.cost import paper_bits, paper_rows
+from gossamer.accounting import paper_bits, paper_rows
 from gossamer.engine.client import train
 from gossamer.methods import thresholds as rule
 from gossamer.methods.pruner import Work

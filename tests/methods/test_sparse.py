@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer import Batch, Client, Ctx, Examples, Job, Key, Masks, Task, Training
-from gossamer import masks as rule
-from gossamer._tiny import Tiny
+from gossamer import Batch, Client, Ctx, Examples, Job, Key, Masks, Task, Training, sparsity
+from gossamer.conformance.toys import Tiny
 from gossamer.engine.client import batches
 from gossamer.methods import sparse
 from gossamer.methods.flash import Flash
@@ -51,12 +50,12 @@ class Case:
 
     def begin(self) -> Work:
         layout, key = self.task.layout, Key(self.seed)
-        counts = rule.apportion(layout, rule.uniform(layout, self.density))
+        counts = sparsity.apportion(layout, sparsity.uniform(layout, self.density))
         if self.group:
-            masks = rule.random_groups(key, layout, counts, self.group)
+            masks = sparsity.random_groups(key, layout, counts, self.group)
         else:
-            masks = rule.random_masks(key, layout, counts)
-        params = rule.masked(self.task.init(key), masks)
+            masks = sparsity.random_masks(key, layout, counts)
+        params = sparsity.masked(self.task.init(key), masks)
         return sparse.begin(self.ctx, params, masks, self.training.lr, self.moves)
 
     def steps(self) -> Iterator[tuple[Batch, Work]]:
@@ -124,7 +123,7 @@ def test_masked_weights_are_zero_and_counts_are_kept_after_every_step(case: Case
         if case.exact:
             assert total(work.masks) == total(start.masks)
         if case.group:
-            now, then = (rule.group_counts(each.masks, case.group) for each in (work, start))
+            now, then = (sparsity.group_counts(each.masks, case.group) for each in (work, start))
             assert equal(now, then)
         if not (case.moves and case.learning.momentum_of_inactive):
             velocity = sparse._momentum(case.ctx, work)
@@ -248,8 +247,8 @@ def test_masks_that_do_not_move_have_nothing_to_tell_but_the_loss() -> None:
     assert set(sparse.metrics(work)) == {"loss"}
     *_, (_, work) = case().steps()
     told = sparse.metrics(work)
-    assert told["moved"] == rule.mismatch(work.start, work.masks) > 0
-    dense = rule.layer_densities(work.masks)
+    assert told["moved"] == sparsity.mismatch(work.start, work.masks) > 0
+    dense = sparsity.layer_densities(work.masks)
     assert {name: told[f"sensitivity.{name}"] for name in dense} == {
         name: float(share) for name, share in dense.items()
     }
@@ -346,10 +345,10 @@ def test_what_is_grown_in_groups_goes_by_scores_where_asked(growth: str) -> None
         "momentum": velocity,
         "random": batch.key.fold("masks"),
     }
-    rate = rule.meant(rule.decayed(0.5, "linear", batch.step + 1, batch.steps))
-    removed = {name: ceil(rate * kept) for name, kept in rule.count(work.masks).items()}
+    rate = sparsity.as_fraction(sparsity.decayed(0.5, "linear", batch.step + 1, batch.steps))
+    removed = {name: ceil(rate * kept) for name, kept in sparsity.count(work.masks).items()}
     for name, scores in by.items():
-        found = rule.regrow_in_groups(scores, work.params, work.masks, removed, 4)
+        found = sparsity.regrow_in_groups(scores, work.params, work.masks, removed, 4)
         assert equal(found.masks, masks) == (name == growth)
 
 

@@ -22,7 +22,7 @@ from spafl_cases import (
 )
 from torch.nn import functional
 
-from gossamer import Batch, Key, cost
+from gossamer import Batch, Key, accounting
 from gossamer.methods import thresholds as rule
 from gossamer.methods.thresholds import Regularisation
 from helpers import server_ctx
@@ -35,7 +35,7 @@ def test_the_mask_of_the_worked_example() -> None:
     ctx, work = start(method, task, exact(TAU))
     assert work.kept["weight"].tolist() == [[True, True, False], [True, False, True]]
     assert work.densities == {"weight": pytest.approx(2 / 3)}
-    assert cost.density(task.layout, method.finish(ctx, work).masks) == pytest.approx(2 / 3)
+    assert accounting.density(task.layout, method.finish(ctx, work).masks) == pytest.approx(2 / 3)
     close(
         functional.linear(exact(INPUT), rule.pruned(work.params, work.masks)["weight"]),
         [0.01, -0.22],

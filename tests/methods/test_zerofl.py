@@ -23,14 +23,14 @@ from gossamer import (
     Task,
     Training,
     run,
-    swat,
+    sparsity,
 )
-from gossamer import masks as rule
-from gossamer.cost import FLOPS, Effort, densities, paper_bits
+from gossamer.accounting import FLOPS, Effort, densities, paper_bits
 from gossamer.engine.client import batches
 from gossamer.methods.dense import Down, Work
 from gossamer.methods.zerofl import Server, Up, ZeroFL
 from gossamer.models import build
+from gossamer.sparsity import swat
 from gossamer.wire import Packed, WireError, unpack
 from helpers import Toy, client_ctx, mlp, server_ctx
 from paper_models import flash
@@ -131,7 +131,7 @@ def test_each_layer_sends_its_part_rounded_up(
     assert method.quotas(net().layout) == wanted
     (first,) = played(method, 1, norm=True)
     for exchange in first.exchanges:
-        assert rule.count(exchange.up.mask) == wanted
+        assert sparsity.count(exchange.up.mask) == wanted
         assert set(exchange.up.dense) == {"0.bias", "1.weight", "1.bias", "2.bias", "5.bias"}
         assert set(exchange.up.buffers) == {"1.running_mean", "1.running_var"}
 
@@ -174,7 +174,7 @@ def test_what_is_tested_has_the_largest_weights_and_computes_what_was_trained() 
     for round in played(method, 2, norm=True):
         ctx = bench(method, norm=True).server(round.number)
         found = method.model(ctx, round.merged, None)
-        assert rule.count(method.measures(ctx, round.merged).masks) == {
+        assert sparsity.count(method.measures(ctx, round.merged).masks) == {
             "0.weight": 4,
             "2.weight": 22,
             "5.weight": 8,

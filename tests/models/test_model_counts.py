@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.layout import Layout
 from gossamer.models import build
+from gossamer.task.layout import Layout
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer.core import Batch, Key
-from gossamer.layout import Layout
 from gossamer.models import MODELS, build
 from gossamer.models.residual import Pad
 from gossamer.task import Task
+from gossamer.task.layout import Layout
 
 SMALL = {
     "lenet5_caffe": ("lenet5_caffe", (1, 20, 24)),

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gossamer.cost import Entry
+from gossamer.accounting import Entry
 from gossamer.engine.events import (
     SCHEMA,
     ClientFinished,

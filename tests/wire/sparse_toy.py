@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer import Batch, Client, Ctx, Exchange, Job, Result, merge
+from gossamer.accounting import Accounting
 from gossamer.core import Masks, Params, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.wire import EXACT, Packed, Revision, pack, unpack
 

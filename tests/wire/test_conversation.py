@@ -12,7 +12,7 @@ import torch
 from sparse_toy import Down, Pruned, Server, Up
 
 from gossamer import Ctx, Exchange, FedAvg, Key, Options, Summary, option, run
-from gossamer.cost import Accounting, Network
+from gossamer.accounting import Accounting, Network
 from gossamer.engine import conversation, events
 from gossamer.engine.conversation import Conversations, Reply
 from gossamer.methods import dense

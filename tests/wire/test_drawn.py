@@ -18,7 +18,7 @@ from mask_cases import LENET
 from record_cases import MODES, TYPES, alike, drawn
 
 from gossamer import Key
-from gossamer.cost import Accounting, MaskCode, paper_bits
+from gossamer.accounting import Accounting, MaskCode, paper_bits
 from gossamer.wire import (
     HEADER,
     Drawn,

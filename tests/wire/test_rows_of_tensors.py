@@ -15,11 +15,11 @@ from record_cases import MODES, records
 from sparse_toy import Pruned
 from torch import Tensor
 
-from gossamer._tiny import Tiny, plain_task
-from gossamer.cost import Accounting, MaskCode, paper_rows, paper_tensors
+from gossamer.accounting import Accounting, MaskCode, paper_rows, paper_tensors
+from gossamer.accounting.dry_run import price
+from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import Options, run
 from gossamer.engine.events import read
-from gossamer.pricing import price
 from gossamer.wire import HEADER, Drawn, Mode, Packed, Revision, Row, pack, write
 from gossamer.wire.entropy import conditional_bits, conditional_parts, mask_bits, mask_parts
 from gossamer.wire.format import field_of

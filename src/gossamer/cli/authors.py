@@ -36,7 +36,7 @@ def check(arguments: Sequence[str]) -> int:
     parser.add_argument("method", help="my.py:Mine, or a method of `gossamer ls`")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
-    from gossamer.check import check as conform
+    from gossamer.conformance.promises import check as conform
 
     with refusing():
         method = find_method(options.method)

@@ -12,9 +12,7 @@ from typing import Any
 
 from gossamer import engine, fields
 from gossamer.cli.parsing import Parser, Refusal, given, say, warn
-from gossamer.cli.plans import Plan, changed, contender, flat, idle, parser, plans
 from gossamer.cli.report import write
-from gossamer.cli.results import comma_separated, latex, plain, results, seconds, text
 from gossamer.cli.run import INTERRUPTED, interrupts, one_line, refusing
 from gossamer.cli.whole import Whole
 from gossamer.config import Experiment, read
@@ -22,6 +20,8 @@ from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
 from gossamer.report import NoRun, Report, Run, read_run, report
+from gossamer.reproduce.plans import Plan, changed, contender, flat, idle, parser, plans
+from gossamer.reproduce.results import comma_separated, latex, plain, results, seconds, text
 from gossamer.wire import Mode
 
 LIST = "comparison.json"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gossamer import fields, models
+from gossamer.accounting.dry_run import Bits, Line, Price, price
 from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, table
 from gossamer.cli.progress import bits
 from gossamer.cli.run import refusing
@@ -18,7 +19,6 @@ from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
 from gossamer.engine import Options, events
-from gossamer.pricing import Bits, Line, Price, price
 from gossamer.report.reading import LOST
 from gossamer.task import Task
 from gossamer.wire import Mode

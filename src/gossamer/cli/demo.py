@@ -10,9 +10,9 @@ from typing import Any
 
 from gossamer.cli.compare import Wanted, introduction, perform
 from gossamer.cli.parsing import Parser
-from gossamer.cli.plans import Plan
 from gossamer.config import Config, Experiment
 from gossamer.engine.options import Options
+from gossamer.reproduce.plans import Plan
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},

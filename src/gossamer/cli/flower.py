@@ -27,8 +27,8 @@ from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
 from gossamer.flower import certs, commands, project
 from gossamer.flower.commands import Link
-from gossamer.flower.post import Patience
 from gossamer.flower.server import at_server, set_up
+from gossamer.flower.server_transport import Patience
 
 READY = 120.0
 """Seconds in which a SuperLink must have started."""
@@ -117,7 +117,7 @@ def join(arguments: Sequence[str]) -> int:
     patience = max(PATIENCE[0], min(options.wait, PATIENCE[1]))
     data = anywhere(replace(Experiment(), data=options.data)).data if options.data else ""
     until = time.monotonic() + options.wait
-    from gossamer.flower.keeper import keeping
+    from gossamer.flower.warm_worker import keeping
 
     with keeping() as keeper:
         path = keeper.path if keeper else None

@@ -13,13 +13,13 @@ from gossamer import data
 from gossamer.cli.compare import Wanted, carry_out, filed
 from gossamer.cli.parsing import Parser, Refusal, say
 from gossamer.cli.parsing import table as aligned
-from gossamer.cli.plans import Plan
-from gossamer.cli.published import beside, comma_separated, latex, legend, plain, text
 from gossamer.cli.run import refusing
-from gossamer.cli.tables import SCALES, Scale, Table, described, find
 from gossamer.config import nearest
 from gossamer.engine import events
 from gossamer.report import report
+from gossamer.reproduce.plans import Plan
+from gossamer.reproduce.published import beside, comma_separated, latex, legend, plain, text
+from gossamer.reproduce.tables import SCALES, Scale, Table, described, find
 
 SMALLEST = "quick"
 WIDTH = 100

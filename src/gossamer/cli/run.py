@@ -24,8 +24,8 @@ from gossamer.config import Config, Experiment, absolute, anywhere, find_method,
 from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG, PROJECT, plain
+from gossamer.engine.trackers import TRACKERS, tracker
 from gossamer.engine.transport import Transport
-from gossamer.track import TRACKERS, tracker
 from gossamer.wire import Mode
 
 INTERRUPTED = 130

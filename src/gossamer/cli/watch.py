@@ -28,7 +28,7 @@ from gossamer.engine.events import (
     Started,
     kind,
 )
-from gossamer.track import scalars
+from gossamer.engine.trackers import scalars
 
 BARS = "▁▂▃▄▅▆▇█"
 ACCURACIES = {

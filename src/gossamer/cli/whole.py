@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from gossamer.cli.plans import Plan
 from gossamer.cli.progress import Figures, bits, failure
 from gossamer.engine import Summary
 from gossamer.engine.events import ClientFailed, Clock, Evaluated, Event, Sink
 from gossamer.engine.events import RoundFinished as Round
+from gossamer.reproduce.plans import Plan
 
 LINES = 10
 """Lines about a run, where there is no terminal."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer._locks import locked
-from gossamer.cost import Cost
+from gossamer.accounting import Cost
 from gossamer.engine.store import round_folder, written_rounds
 from gossamer.wire import fingerprint
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gossamer.accounting import Accounting, Entry, Network
 from gossamer.core import Client, Ctx, Exchange, Key
-from gossamer.cost import Accounting, Entry, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
 from gossamer.engine.client import Abandoned, AnyMethod, ClientError, Elsewhere

@@ -21,8 +21,8 @@ from gossamer.engine.options import Options
 from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
-from gossamer.layout import Layout
 from gossamer.task import Task
+from gossamer.task.layout import Layout
 
 CHUNK = 500
 """Examples evaluated at once; fixed, so that sums are formed in one order."""

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from gossamer.cost import Entry
+from gossamer.accounting import Entry
 
 SCHEMA = 1
 """Version of the event log; readers accept this one and refuse newer ones."""

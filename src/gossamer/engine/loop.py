@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import fields
+from gossamer.accounting import Accounting, Network
 from gossamer.core import Client, Ctx, Key, Measures, budgets_of
-from gossamer.cost import Accounting, Network
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Progress
@@ -65,7 +65,7 @@ def run(
     With `out`, events and checkpoints are kept there, and `resume` continues from the newest
     checkpoint as if nothing had happened. `wire` is how numbers travel, `transport` by what means:
     to threads of this process unless it is given.
-    A dry run goes through everything but the training steps: see `gossamer.pricing`.
+    A dry run goes through everything but the training steps: see `gossamer.accounting.dry_run`.
     """
     _check(method, federation, rounds, options)
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossamer import masks
+from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Measures
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.events import Measured
@@ -25,14 +25,14 @@ def measured(round: int, before: Measures, after: Measures) -> Measured | None:
     if not after.masks and not after.metrics:
         return None
     moved = _shapes(before.masks) == _shapes(after.masks)
-    distances = masks.layer_mismatch(before.masks, after.masks) if moved else {}
+    distances = sparsity.layer_mismatch(before.masks, after.masks) if moved else {}
     return Measured(
         round=round,
         density=_density(after.masks) if after.masks else None,
-        mismatch=masks.mismatch(before.masks, after.masks) if distances else None,
+        mismatch=sparsity.mismatch(before.masks, after.masks) if distances else None,
         layers={
             name: {"density": float(density), "mismatch": distances.get(name)}
-            for name, density in masks.layer_densities(after.masks).items()
+            for name, density in sparsity.layer_densities(after.masks).items()
         },
         metrics={name: float(value) for name, value in after.metrics.items()},
     )
@@ -40,7 +40,7 @@ def measured(round: int, before: Measures, after: Measures) -> Measured | None:
 
 def _density(found: Masks) -> float:
     total = sum(mask.numel() for mask in found.values())
-    return sum(masks.count(found).values()) / max(total, 1)
+    return sum(sparsity.count(found).values()) / max(total, 1)
 
 
 def _shapes(found: Masks) -> dict[str, tuple[int, ...]]:

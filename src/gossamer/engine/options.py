@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gossamer.cost import FlopsModel
+from gossamer.accounting import FlopsModel
 from gossamer.fields import option
 from gossamer.wire import Detail
 

@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from gossamer import cost
+from gossamer.accounting import (
+    FLOPS,
+    Accounting,
+    Effort,
+    Entry,
+    FlopsModel,
+    densities,
+    density,
+    paper_rows,
+    paper_tensors,
+)
 from gossamer.core import Ctx, Key, Missing
-from gossamer.cost import Accounting, Entry, FlopsModel
 from gossamer.data.federation import Federation
 from gossamer.engine.client import Abandoned, AnyMethod, Stage, Trained, client_ctx, train
 from gossamer.engine.replay import Capsule
@@ -141,19 +150,19 @@ class Participant:
 
     def _account(self, ctx: Ctx, done: Trained, up: Written) -> Account:
         result, layout = done.result, ctx.task.layout
-        effort = cost.Effort(
+        effort = Effort(
             layout,
-            cost.densities(result.masks),
+            densities(result.masks),
             done.examples,
             done.steps,
             done.per_epoch,
-            cost.densities(result.trained),
+            densities(result.trained),
         )
         return Account(
             examples=done.examples,
             steps=done.steps,
-            density=cost.density(layout, result.masks),
-            flops=round(cost.FLOPS[self.flops_model](effort)),
+            density=density(layout, result.masks),
+            flops=round(FLOPS[self.flops_model](effort)),
             metrics=dict(result.metrics),
             up=tuple(rows(up, result.up, "up", self.accounting, self.detail)),
         )
@@ -169,7 +178,7 @@ def rows(
 ) -> list[Entry]:
     """A message's rows of the ledger; a paper may charge it `charged` times."""
     paper: dict[str, float] = {}
-    count = cost.paper_rows if detail == "field" else cost.paper_tensors
+    count = paper_rows if detail == "field" else paper_tensors
     for leaf, bits in count(record, accounting, message.schema):
         paper[leaf] = paper.get(leaf, 0) + charged * bits
     return [

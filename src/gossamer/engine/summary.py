@@ -13,7 +13,7 @@ import torch
 
 import gossamer
 from gossamer import fields
-from gossamer.cost import Cost
+from gossamer.accounting import Cost
 from gossamer.data.federation import Federation
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.events import (
@@ -25,7 +25,7 @@ from gossamer.engine.events import (
     Started,
 )
 from gossamer.engine.options import Select
-from gossamer.layout import Layout
+from gossamer.task.layout import Layout
 
 Accuracy = Mapping[str, float | None]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gossamer.accounting import Entry
 from gossamer.core import Client, Ctx
-from gossamer.cost import Entry
 from gossamer.engine.conversation import Conversations, Reply, Talk
 from gossamer.engine.evaluate import Figures
 from gossamer.engine.workers import Workers

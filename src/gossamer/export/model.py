@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gossamer
-from gossamer import groups
+from gossamer import submodels
 from gossamer.config import Config, read
 from gossamer.core import Ctx, Ensemble, Examples, Key, Params, budgets_of
 from gossamer.data.federation import Federation
@@ -26,9 +26,9 @@ from gossamer.engine.events import CONFIG, PROJECT
 from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers, cores
-from gossamer.flower.distant import Distant
+from gossamer.flower.node_state import Shelf
+from gossamer.flower.remote_data import Distant
 from gossamer.flower.server import SIZES, set_up
-from gossamer.flower.shelf import Shelf
 from gossamer.task import Task
 from gossamer.wire import load as decode
 from gossamer.wire import record_types
@@ -72,8 +72,8 @@ class Model:
         """The same function by a smaller model: units that change no output are taken out."""
         if isinstance(self.params, Ensemble):
             raise ValueError("an ensemble has no compact form; its members lack different units")
-        keep = groups.needed(self.task, self.params)
-        task, params = groups.compact(self.task, self.params, keep)
+        keep = submodels.needed(self.task, self.params)
+        task, params = submodels.compact(self.task, self.params, keep)
         return replace(self, task=task, params=params)
 
 

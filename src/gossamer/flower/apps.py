@@ -24,10 +24,10 @@ from google.protobuf.message import DecodeError
 
 from gossamer import fields
 from gossamer.engine.participant import one_line
-from gossamer.flower.letters import Letter, hello, plain
+from gossamer.flower.messages import Letter, hello, plain
 from gossamer.flower.node import Node, Setup
-from gossamer.flower.post import Arrival, Parcel, Patience
 from gossamer.flower.server import serve
+from gossamer.flower.server_transport import Arrival, Parcel, Patience
 from gossamer.wire import WireError
 
 RECORD, HEAD, BODY = "gossamer", "head", "body"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gossamer.accounting import Accounting
 from gossamer.core import Ctx, Key
-from gossamer.cost import Accounting
 from gossamer.data.federation import Federation
 from gossamer.engine import replay
 from gossamer.engine.client import AnyMethod
@@ -18,10 +18,10 @@ from gossamer.engine.options import Options
 from gossamer.engine.participant import Answer, Ask, Broke, Done, Lacks, Participant
 from gossamer.engine.summary import plain_settings
 from gossamer.engine.workers import Workers, one_torch_thread
-from gossamer.flower import letters
-from gossamer.flower.distant import Distant, Own
-from gossamer.flower.letters import Here, Letter
-from gossamer.flower.shelf import Shelf
+from gossamer.flower import messages
+from gossamer.flower.messages import Here, Letter
+from gossamer.flower.node_state import Shelf
+from gossamer.flower.remote_data import Distant, Own
 from gossamer.task import Task
 from gossamer.wire import HEADER, Mode, Schema, WireError, fingerprint, load, record_types
 
@@ -90,7 +90,7 @@ class Node:
     def _here(self) -> Letter:
         sizes = {client.id: client.examples for client in self._setup.federation.pool}
         found = {client: sizes[client] for client in self._clients if client in sizes}
-        return letters.here(Here(found, self._setup.agreement()))
+        return messages.here(Here(found, self._setup.agreement()))
 
     def _train(self, letter: Letter) -> Letter:
         head = letter.head
@@ -99,12 +99,12 @@ class Node:
             raise WireError(f"client {client} is not at this node, which has {self._clients}")
         schema = self._schema(letter)
         if schema is None:
-            return letters.explain()
+            return messages.explain()
         state = self._shelf.get(run, client, str(head["kept"]))
         began = str(head["kept"]) if state is not None else ""
         ask = Ask(number, client, schema, letter.body)
         answer = self._participant.answer(self._task, ask, lambda: self._loaded(state))
-        return letters.answered(letter, self._kept(run, client, answer, began), began)
+        return messages.answered(letter, self._kept(run, client, answer, began), began)
 
     def _kept(self, run: str, client: int, answer: Answer, began: str) -> Answer:
         """The answer as it may leave the node: fingerprints in place of states."""
@@ -136,12 +136,12 @@ class Node:
             if (state := self._shelf.get(run, int(client), str(name))) is not None:
                 local = self._loaded(state)
                 found[int(client)] = evaluator.personal(ctx, server, int(client), local)
-        return letters.measured(found)
+        return messages.measured(found)
 
     def _schema(self, letter: Letter) -> Schema | None:
         """Of the message in a letter: it came along, or is remembered, or must be asked for."""
         name = letter.body[1:HEADER].hex()
-        found = letters.read_schema(letter, self._types)
+        found = messages.read_schema(letter, self._types)
         if found is not None:
             self._shelf.learn(name, json.dumps(found.plain()).encode())
             return found

@@ -10,7 +10,7 @@ from gossamer import fields
 from gossamer.config import Config
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
-from gossamer.flower.post import Patience
+from gossamer.flower.server_transport import Patience
 
 PACKAGE = "gossamer_app"
 FLOWER = "1.41.0"

@@ -15,10 +15,10 @@ from gossamer.data.federation import Federation
 from gossamer.engine import Stop, Summary, checkpoint
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import PROJECT, Sink
-from gossamer.flower.distant import Distant, Own, alone
 from gossamer.flower.node import Setup
-from gossamer.flower.post import Carrier, Patience, Post
-from gossamer.flower.roll import Roll
+from gossamer.flower.registration import Roll
+from gossamer.flower.remote_data import Distant, Own, alone
+from gossamer.flower.server_transport import Carrier, Patience, Post
 from gossamer.wire import Mode
 
 SIZES = "sizes.json"

@@ -26,7 +26,7 @@ from flwr.simulation import run_simulation
 from ray import cloudpickle  # type: ignore[import-not-found, unused-ignore]
 
 from gossamer.engine.workers import cores, keep_freed_memory
-from gossamer.flower.bundles import Bench, Bundle, Crowd
+from gossamer.flower.batched import Bench, Bundle, Crowd
 from gossamer.flower.node import Setup
 
 RECORD, STYPE = "gossamer", "gossamer/1"

@@ -16,14 +16,13 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
 from gossamer.core import Client, Ctx, Exchange, Masks, Missing, Params, Result
 from gossamer.fields import option
-from gossamer.layout import Layout
-from gossamer.masks import Change, Counts
 from gossamer.methods import sparse
 from gossamer.methods.sparse import BatchNorm
+from gossamer.sparsity import Change, Counts
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, WireError, pack, unpack
 
 D = TypeVar("D")
@@ -61,8 +60,8 @@ class Adjustment:
 
     def ratio(self, ctx: Ctx) -> Fraction:
         """What an adjustment in a round would move of a layer."""
-        left = rule.decayed(self.adjust_ratio, "cosine", ctx.round - 1, self.adjust_until)
-        return rule.meant(left)
+        left = sparsity.decayed(self.adjust_ratio, "cosine", ctx.round - 1, self.adjust_until)
+        return sparsity.as_fraction(left)
 
     def asked(self, ctx: Ctx, active: Mapping[str, int]) -> Counts:
         """How many weights of which layers a round adjusts; nothing, if it adjusts none.
@@ -94,17 +93,17 @@ class Adjustment:
         wanted = {name: grads[name].cpu() for name in asked}
         if self.upload == "all":
             return Whole(wanted)
-        places = rule.grow_largest(wanted, {name: masks[name] for name in asked}, asked)
+        places = sparsity.grow_largest(wanted, {name: masks[name] for name in asked}, asked)
         return Largest(places, pack(wanted, places))
 
     def change(self, params: Params, masks: Masks, asked: Counts, votes: Votes) -> Change:
         """The mask with smallest weights given up, and as many where gradients are largest."""
         before = {name: masks[name] for name in asked}
-        kept = {name: active - asked[name] for name, active in rule.count(before).items()}
-        left = rule.largest(params, kept, before, least=0)
+        kept = {name: active - asked[name] for name, active in sparsity.count(before).items()}
+        left = sparsity.largest(params, kept, before, least=0)
         free = left if self.prune_first else before
         among = None if self.upload == "all" else votes.named
-        return Change.of(before, left, rule.grow_largest(votes.sums, free, asked, among))
+        return Change.of(before, left, sparsity.grow_largest(votes.sums, free, asked, among))
 
 
 # records ------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Votes:
                 found = said.values
             case Largest():
                 found = unpack(said.values, said.places)
-                self.named = rule.either(said.places, self.named) if self.named else said.places
+                self.named = sparsity.union(said.places, self.named) if self.named else said.places
         for name, grad in found.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros(grad.shape, dtype=torch.float64)
@@ -212,7 +211,7 @@ class Votes:
 def begun(params: Params, masks: Masks, number: int) -> Server:
     """The state before the first round of training."""
     nobody = torch.zeros(0, dtype=torch.int32)
-    return Server(rule.masked(params, masks), masks, number, 0, nobody, {})
+    return Server(sparsity.masked(params, masks), masks, number, 0, nobody, {})
 
 
 def message(ctx: Ctx, state: Server, client: Client, bn: BatchNorm, lost: bool = False) -> Train:
@@ -261,7 +260,7 @@ def merged(
     bn: BatchNorm,
 ) -> Server:
     """The mean of clients' models, and its mask adjusted if the round is one for that."""
-    asked = adjustment.asked(ctx, rule.count(state.masks))
+    asked = adjustment.asked(ctx, sparsity.count(state.masks))
     met: list[int] = []
     votes = Votes()
 
@@ -285,7 +284,7 @@ def merged(
     if not asked:
         return state
     change = adjustment.change(params, state.masks, asked, votes)
-    state = replace(state, params=rule.masked(params, change.kept))
+    state = replace(state, params=sparsity.masked(params, change.kept))
     if all(torch.equal(mask, state.masks[name]) for name, mask in change.masks.items()):
         return state
     masks = {**state.masks, **change.masks}
@@ -330,7 +329,7 @@ def begin(
             raise Missing("the server sent no mask, and none is held here")
     params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
     model = sparse.begin(ctx, params, masks, rate, moves=False)
-    return Work(model, adjustment.asked(ctx, rule.count(masks)))
+    return Work(model, adjustment.asked(ctx, sparsity.count(masks)))
 
 
 def finish(ctx: Ctx, work: Work, adjustment: Adjustment, bn: BatchNorm) -> Result[Update, Local]:

@@ -19,12 +19,12 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.core import Masks, Params
-from gossamer.gates import Groups
-from gossamer.groups import INPUTS, Cut, Structure, trace
-from gossamer.groups.graph import watch
-from gossamer.groups.rules import MODULES
-from gossamer.layout import Layout
+from gossamer.sparsity.hard_concrete import Groups
+from gossamer.submodels import INPUTS, Cut, Structure, trace
+from gossamer.submodels.graph import watch
+from gossamer.submodels.rules import MODULES
 from gossamer.task import Task
+from gossamer.task.layout import Layout
 
 _RELUS = (nn.ReLU, nn.ReLU6)
 _RELU_CALLS = (torch.relu, functional.relu, functional.relu6, "relu", "relu_")

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 
 from gossamer.fields import option
-from gossamer.groups import INPUTS, Cut, Structure, trace
-from gossamer.layout import did_you_mean
+from gossamer.submodels import INPUTS, Cut, Structure, trace
 from gossamer.task import Task
+from gossamer.task.layout import did_you_mean
 from gossamer.wire import Drawn
 from gossamer.wire.kinds import Shapes
 

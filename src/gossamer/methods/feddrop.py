@@ -22,17 +22,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.groups import Cut, trace
 from gossamer.methods import dense
 from gossamer.methods.adaptive import Adaptive, Moments, unrounded
 from gossamer.methods.dense import Up
 from gossamer.methods.dropping import Dropping
 from gossamer.optim import Training
+from gossamer.submodels import Cut, trace
 from gossamer.task import Task
 
 
@@ -112,7 +111,7 @@ class FedDrop:
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         here: list[int] = []
         replies = self._replies(ctx, state, exchanges, here)
-        mean = rule.masked_mean(replies, otherwise=state.params).params
+        mean = sparsity.masked_mean(replies, otherwise=state.params).params
         if not here:
             return state
         changes = {n: mean[n] - state.params[n] for n in ctx.task.layout.parameters}

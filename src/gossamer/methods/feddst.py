@@ -22,8 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -36,13 +36,12 @@ from gossamer.core import (
     Params,
     Result,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Averaging, Counts, Rounding
 from gossamer.methods import sparse
 from gossamer.methods.sparse import BatchNorm, Work
 from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
 from gossamer.optim import Training
+from gossamer.sparsity import Allocation, Averaging, Counts, Rounding
 from gossamer.wire import Packed, Revision
 
 TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
@@ -64,7 +63,7 @@ class Readjustment:
         """What a round readjusts; `number` counts from 0. Zero, if it does not."""
         if (number - 1) % self.readjust_every:
             return 0.0
-        left = rule.decayed(self.readjust_ratio, "cosine", number, self.readjust_until * total)
+        left = sparsity.decayed(self.readjust_ratio, "cosine", number, self.readjust_until * total)
         return self.readjust_ratio if left and self.readjust_decay == "constant" else left
 
 
@@ -147,7 +146,7 @@ class FedDST:
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
         masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.start)
-        return Server(rule.masked(params, masks), masks, 0, torch.zeros(0, dtype=torch.int32))
+        return Server(sparsity.masked(params, masks), masks, 0, torch.zeros(0, dtype=torch.int32))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return drawn(ctx, pool, self.clients, self.replacement)
@@ -167,21 +166,21 @@ class FedDST:
         replies = self._replies(ctx, state, exchanges, met, votes)
         if self.replacement:
             replies = repeated(ctx, replies, met, self.clients)
-        average = rule.masked_mean(replies, self.averaging)
+        average = sparsity.masked_mean(replies, self.averaging)
         if not met:
             return state
         params, masks = {**state.params, **average.params}, average.owned
         if self.min_votes:
             masks = {name: mask & (votes[name] >= self.min_votes) for name, mask in masks.items()}
         quotas = self.quotas(ctx, self._density(ctx))
-        if any(kept > quotas[name] for name, kept in rule.count(masks).items()):
-            masks = rule.largest(params, quotas, masks)
+        if any(kept > quotas[name] for name, kept in sparsity.count(masks).items()):
+            masks = sparsity.largest(params, quotas, masks)
         same = all(torch.equal(mask, state.masks[name]) for name, mask in masks.items())
         masks = state.masks if same else masks
         readjusts = self._rate(ctx) > 0
         held = sparse.marked(state.held, met, -1 if readjusts or not same else state.version)
-        params, version = rule.masked(params, masks), state.version + (not same)
-        return Server(params, masks, version, held, average.apart)
+        params, version = sparsity.masked(params, masks), state.version + (not same)
+        return Server(params, masks, version, held, average.mean_jaccard)
 
     def replies(self, ctx: Ctx, down: Message) -> Sequence[Up]:
         """What the answer to a message looks like."""
@@ -237,8 +236,8 @@ class FedDST:
         layout = ctx.task.layout
         if not layout.prunable:
             raise ValueError("this model has no layer that may be pruned; see --prunable")
-        shares = rule.allocate(layout, density, self.allocation, self.fc_density)
-        return rule.apportion(layout, shares, self.rounding)
+        shares = sparsity.allocate(layout, density, self.allocation, self.fc_density)
+        return sparsity.apportion(layout, shares, self.rounding)
 
     def _density(self, ctx: Ctx) -> float:
         """What a round aims at: what was asked for, or a point on the line to the end."""
@@ -300,10 +299,10 @@ def readjust(
     weights = {name: work.params[name] for name in work.masks}
     grads = sparse.gradient(ctx, work, batch)
     frozen = work.frozen or None
-    active = rule.either(work.masks, work.frozen) if frozen else work.masks
-    change = rule.readjust(weights, active, low, high, grads, frozen, everywhere)
+    active = sparsity.union(work.masks, work.frozen) if frozen else work.masks
+    change = sparsity.readjust(weights, active, low, high, grads, frozen, everywhere)
     if frozen:
-        change = replace(change, masks=rule.without(change.masks, frozen))
+        change = replace(change, masks=sparsity.difference(change.masks, frozen))
     sparse.changed(ctx, work, change)
 
 
@@ -312,8 +311,8 @@ def first_masks(
 ) -> Masks:
     """Masks before anything is trained."""
     if start == "magnitude":
-        return rule.largest(params, quotas)
-    return rule.random_masks(ctx.common.fold("masks", 0), ctx.task.layout, quotas)
+        return sparsity.largest(params, quotas)
+    return sparsity.random_masks(ctx.common.fold("masks", 0), ctx.task.layout, quotas)
 
 
 def random_mask() -> FedDST:
@@ -335,9 +334,9 @@ def code_parity(method: FedDST) -> FedDST:
 
 def _remembered(params: Params, masks: Masks, state: Server) -> tuple[Params, Masks]:
     """A client's model as if it had kept the server's values where it pruned."""
-    gone = rule.without(state.masks, masks)
+    gone = sparsity.difference(state.masks, masks)
     whole = {
         name: torch.where(gone[name], state.params[name], tensor) if name in gone else tensor
         for name, tensor in params.items()
     }
-    return whole, rule.either(masks, gone)
+    return whole, sparsity.union(masks, gone)

@@ -26,9 +26,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from gossamer import activations, merge
-from gossamer import masks as rule
-from gossamer.activations import GAIN
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -41,14 +40,14 @@ from gossamer.core import (
     Result,
     sample,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Counts
 from gossamer.methods import adjusting, sparse
 from gossamer.methods.adjusting import Adjustment, Local, Server, Train, Update, Work
 from gossamer.methods.fedtiny import TRAINING
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
+from gossamer.sparsity import Allocation, Counts, activations
+from gossamer.sparsity.activations import GAIN
 from gossamer.task import Loss, Task
 
 Down: TypeAlias = Train
@@ -88,7 +87,7 @@ class Extrusion:
             return 0.0
         norms = torch.stack([(params[name] * marks).norm() for name, marks in low.items()])
         left = 2 * float(torch.sigmoid(norms.norm())) - 1
-        return rule.decayed(1.0, "rex", step, steps) * left
+        return sparsity.decayed(1.0, "rex", step, steps) * left
 
 
 @dataclass(frozen=True)
@@ -208,25 +207,25 @@ class FedMef:
     def _first(self, ctx: Ctx) -> Masks:
         """The mask that all begin with, known to all from the seed."""
         layout = ctx.task.layout
-        shares = rule.allocate(layout, self.density, self.allocation, self.fc_density)
-        counts = rule.apportion(layout, shares)
+        shares = sparsity.allocate(layout, self.density, self.allocation, self.fc_density)
+        counts = sparsity.apportion(layout, shares)
         if self.start == "random":
-            return rule.random_masks(ctx.common.fold("masks", 0), layout, counts)
-        return rule.largest(ctx.task.init(ctx.common.fold("init")), counts)
+            return sparsity.random_masks(ctx.common.fold("masks", 0), layout, counts)
+        return sparsity.largest(ctx.task.init(ctx.common.fold("init")), counts)
 
     def _low(self, ctx: Ctx, work: Work) -> Params:
         """Marks the smallest weights, as many as an adjustment prunes."""
         model, counts = work.model, self._counts(ctx, work)
         masks = {name: model.masks[name] for name in counts}
-        kept = {name: active - counts[name] for name, active in rule.count(masks).items()}
-        low = rule.without(masks, rule.largest(model.params, kept, masks, least=0))
-        return rule.numbers(low, {name: model.params[name] for name in low})
+        kept = {name: active - counts[name] for name, active in sparsity.count(masks).items()}
+        low = sparsity.difference(masks, sparsity.largest(model.params, kept, masks, least=0))
+        return sparsity.numbers(low, {name: model.params[name] for name in low})
 
     def _counts(self, ctx: Ctx, work: Work) -> Counts:
         if self.extruding.extrude == "adjusting" or work.asked:
             return work.asked
         masks = work.model.masks
-        found = self.adjustment.counts(ctx, rule.count(masks), masks)
+        found = self.adjustment.counts(ctx, sparsity.count(masks), masks)
         return found if any(found.values()) else {}
 
     def _loss(self, ctx: Ctx, task: Task, work: Work) -> Loss | None:

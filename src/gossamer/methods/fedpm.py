@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge, optim
+from gossamer import merge, optim, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -39,12 +39,11 @@ from gossamer.core import (
     Result,
     sample,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.layout import Layout
 from gossamer.methods import sparse
 from gossamer.methods.adaptive import Adaptive, Moments
 from gossamer.optim import Training
+from gossamer.task.layout import Layout
 
 TRAINING = Training(epochs=3, batch=64, lr=0.1)
 LEAST = 1e-6
@@ -231,7 +230,7 @@ class FedPM:
         else:
             masks = likely(state.theta)
         own = local.buffers if local else {}
-        return {**rule.masked(self._weights(ctx), masks), **state.buffers, **own}
+        return {**sparsity.masked(self._weights(ctx), masks), **state.buffers, **own}
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The weights that are rather kept than not, and how sure that is."""

@@ -18,16 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Averaging
 from gossamer.methods import personal, sparse
 from gossamer.methods.personal import Down, Register, Server, Up
 from gossamer.methods.subfedavg import TRAINING
 from gossamer.optim import Training
+from gossamer.sparsity import Allocation, Averaging
 from gossamer.wire import Revision, pack
 
 
@@ -82,13 +81,15 @@ class FedSpa:
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         changed: dict[int, Masks] = {}
-        average = rule.masked_mean(self._changes(ctx, state, exchanges, changed), self.averaging)
+        average = sparsity.masked_mean(
+            self._changes(ctx, state, exchanges, changed), self.averaging
+        )
         if not average.params:
             return state
         moved = {name: average.params[name] for name in ctx.task.layout.parameters}
         params = {**state.params, **average.params}
         params |= {name: state.params[name] + change for name, change in moved.items()}
-        return Server(params, state.known.noted(ctx.task.layout, changed), average.apart)
+        return Server(params, state.known.noted(ctx.task.layout, changed), average.mean_jaccard)
 
     def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
         """The mask of which a client tells changes."""
@@ -125,16 +126,16 @@ class FedSpa:
         )
         metrics = {"loss": model.loss.item() / max(model.examples, 1)}
         if self.search:
-            metrics["moved"] = rule.mismatch(model.masks, work.next)
+            metrics["moved"] = sparsity.mismatch(model.masks, work.next)
         return Result(up, Local(work.next), model.masks, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         if local:
-            return rule.masked(state.params, local.masks)
+            return sparsity.masked(state.params, local.masks)
         common = not self.search and not self.own_start
-        return rule.masked(state.params, self.first(ctx)) if common else state.params
+        return sparsity.masked(state.params, self.first(ctx)) if common else state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How far clients' masks were from one another; the server's model has none."""
@@ -145,21 +146,24 @@ class FedSpa:
     def first(self, ctx: Ctx, client: int = 0) -> Masks:
         """The mask that a client begins with."""
         layout = ctx.task.layout
-        shares = rule.allocate(layout, self.density, self.allocation, self.fc_density)
+        shares = sparsity.allocate(layout, self.density, self.allocation, self.fc_density)
         key = ctx.common.fold("masks", client if self.own_start else 0)
-        return rule.random_masks(key, layout, rule.apportion(layout, shares))
+        return sparsity.random_masks(key, layout, sparsity.apportion(layout, shares))
 
     def rate(self, number: int, total: int) -> float:
         """The part of a layer that moves in a round; `number` counts from 0."""
-        return rule.decayed(self.search_rate, "cosine", number, total)
+        return sparsity.decayed(self.search_rate, "cosine", number, total)
 
     def _searched(self, ctx: Ctx, work: sparse.Work, batch: Batch) -> Masks:
         """The next mask: the smallest weights make room for the largest gradients."""
-        rate, high = rule.meant(self.rate(ctx.round - 1, ctx.rounds)), rule.count(work.masks)
+        rate, high = (
+            sparsity.as_fraction(self.rate(ctx.round - 1, ctx.rounds)),
+            sparsity.count(work.masks),
+        )
         low = {name: kept - ceil(rate * kept) for name, kept in high.items()}
         weights = {name: work.params[name] for name in work.masks}
         slopes = sparse.gradient(ctx, work, batch)
-        return rule.readjust(weights, work.masks, low, high, slopes).masks
+        return sparsity.readjust(weights, work.masks, low, high, slopes).masks
 
     def _changes(
         self,

@@ -22,7 +22,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import gates as rule
 from gossamer import merge
 from gossamer.core import (
     Batch,
@@ -37,12 +36,13 @@ from gossamer.core import (
     sample,
 )
 from gossamer.fields import option
-from gossamer.gates import Groups, Objective
 from gossamer.methods import compacting, gated
 from gossamer.methods.gated import Gating, Work
 from gossamer.methods.gatekeeper import Gatekeeper, Heard, Server, theta
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
+from gossamer.sparsity import hard_concrete
+from gossamer.sparsity.hard_concrete import Groups, Objective
 from gossamer.wire import EXACT, Packed, WireError, pack, unpack
 
 LOW, MIDDLE, HIGH = 5e-7, 5e-6, 5e-5
@@ -137,7 +137,7 @@ class FedSparse:
             gates = opened.to(raw.dtype)
             for name, factor in groups.spread(gates, found).items():
                 found[name] = torch.where(factor > 0, found[name], before[name])
-            ascent = rule.threshold_ascent(gates, shares, raw, self.gating.temperature)
+            ascent = hard_concrete.threshold_ascent(gates, shares, raw, self.gating.temperature)
             share = merge.weight(exchange.client, self.weighting)
             heard.add(before, found, gates, ascent, share)
         if not heard.clients:

@@ -33,8 +33,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -47,14 +47,13 @@ from gossamer.core import (
     Result,
     sample,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation
-from gossamer.masks.select import uniform_numbers
 from gossamer.methods import adjusting, sparse
 from gossamer.methods.adjusting import Adjustment, Local, Train, Update
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
+from gossamer.sparsity import Allocation
+from gossamer.sparsity.select import uniform_numbers
 from gossamer.wire import EXACT, WireError
 
 TRAINING = Training(epochs=5, batch=64, lr=0.1)
@@ -230,7 +229,7 @@ class FedTiny:
         drawn = [self.candidate(ctx, number) for number in self._numbers]
         found = down.statistics if isinstance(down, Score) else ({},) * len(drawn)
         models = tuple(
-            ctx.task.own({**rule.masked(params, masks), **statistics})
+            ctx.task.own({**sparsity.masked(params, masks), **statistics})
             for (params, masks), statistics in zip(drawn, found, strict=True)
         )
         sums = [
@@ -278,20 +277,20 @@ class FedTiny:
     def candidate(self, ctx: Ctx, number: int) -> tuple[Params, Masks]:
         """One of the prunings that all can draw; the first follows the rule to the letter."""
         layout, drawn = ctx.task.layout, ctx.common.fold("candidate", number)
-        shares = rule.allocate(layout, self.density, self.allocation, self.fc_density)
+        shares = sparsity.allocate(layout, self.density, self.allocation, self.fc_density)
         key = ctx.common.fold("init")
         if number and self.selection.differ == "weights":
             key = drawn.fold("init")
         elif number:
             noise = 2 * uniform_numbers(drawn, len(shares)) - 1
-            spread = rule.meant(self.selection.spread)
+            spread = sparsity.as_fraction(self.selection.spread)
             wanted = {
-                name: min(share * (1 + spread * rule.meant(float(each))), Fraction(1))
+                name: min(share * (1 + spread * sparsity.as_fraction(float(each))), Fraction(1))
                 for (name, share), each in zip(shares.items(), noise, strict=True)
             }
-            shares = rule.sensitivity(layout, wanted, self.density)
+            shares = sparsity.sensitivity(layout, wanted, self.density)
         params = ctx.task.init(key)
-        return params, rule.largest(params, rule.apportion(layout, shares))
+        return params, sparsity.largest(params, sparsity.apportion(layout, shares))
 
     def _first(self, ctx: Ctx) -> adjusting.Draw:
         return lambda number: self.candidate(ctx, number)[1]

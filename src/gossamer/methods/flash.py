@@ -27,8 +27,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -44,14 +44,13 @@ from gossamer.core import (
     sample_by_budget,
     sample_richest,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Allocation, Averaging, Saturate
 from gossamer.methods import sparse
 from gossamer.methods.masking import Masking
 from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.sparse import BatchNorm, Learning, Work
 from gossamer.optim import Training
+from gossamer.sparsity import Allocation, Averaging, Saturate
 from gossamer.wire import Drawn, Packed, Revision, WireError
 
 SCHEDULE = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
@@ -138,7 +137,7 @@ class Flash:
         kind: Allocation = "uniform"
         if self.masking.allocation != "sensitivity":
             kind = self.masking.allocation
-        shares = rule.allocate(layout, self.masking.density, kind, self.masking.fc_density)
+        shares = sparsity.allocate(layout, self.masking.density, kind, self.masking.fc_density)
         drawn = self.masking.seed(ctx, shares, 0)
         params = ctx.task.init(ctx.common.fold("init"))
         nobody = torch.zeros(0, dtype=torch.int32)
@@ -179,7 +178,9 @@ class Flash:
         if self.masking.probing(ctx):
             return self._allocated(ctx, state, exchanges)
         met: list[Client] = []
-        average = rule.masked_mean(self._replies(ctx, state, exchanges, met), self._averaging(ctx))
+        average = sparsity.masked_mean(
+            self._replies(ctx, state, exchanges, met), self._averaging(ctx)
+        )
         if not met:
             return state
         spread = _density(average.owned)
@@ -194,15 +195,15 @@ class Flash:
         tested = params if self.eval_model == "union" else {}
         if self.masking.churn:
             # What is moved starts from zero, and would be tested before it was ever trained.
-            tested = tested or rule.masked(params, masks[-1])
+            tested = tested or sparsity.masked(params, masks[-1])
             change = self.masking.churned(ctx, masks[-1])
             masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
-            params = rule.masked(params, change.kept)
+            params = sparsity.masked(params, change.kept)
         # A mask round gives everybody new masks, even where none happened to move.
         new = (moves or not _same(*pair) for pair in zip(masks, state.masks, strict=True))
         told = [-1 if moves else state.versions[self.masking.level(ctx, c)] for c in met]
         return Server(
-            rule.masked(params, masks[-1]),
+            sparsity.masked(params, masks[-1]),
             masks,
             state.drawn,
             state.seeded,
@@ -210,7 +211,7 @@ class Flash:
             sparse.marked(state.held, [client.id for client in met], told),
             tested,
             spread,
-            average.apart,
+            average.mean_jaccard,
         )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
@@ -284,7 +285,7 @@ class Flash:
         if not measured:
             return state
         density = self.masking.density
-        shares = rule.sensitivity(ctx.task.layout, measured, density, self.probe_saturate)
+        shares = sparsity.sensitivity(ctx.task.layout, measured, density, self.probe_saturate)
         key = ctx.common.fold("init")  # the state's weights lack what the first mask lacks
         params = ctx.task.init(key if self.reuse_init else key.fold(1))
         drawn = self.masking.seed(ctx, shares, 1)
@@ -294,7 +295,7 @@ class Flash:
         probed = self.masking.probes and version == 0
         top = self.masking.draw(ctx.task.layout, drawn, probed)
         masks = self.masking.levels(ctx, top, Key(drawn.seed))
-        params = rule.masked(params, top)
+        params = sparsity.masked(params, top)
         union = params if self.eval_model == "union" else {}
         versions, seeded = (version,) * len(masks), -1 if probed else version
         return Server(params, masks, drawn, seeded, versions, held, union, _density(top), 0.0)
@@ -321,15 +322,15 @@ class Flash:
             yield whole, masks, merge.weight(exchange.client, self.weighting)
 
     def _untouched(
-        self, ctx: Ctx, state: Server, met: Sequence[Client], average: rule.Average
-    ) -> rule.Average:
+        self, ctx: Ctx, state: Server, met: Sequence[Client], average: sparsity.Average
+    ) -> sparsity.Average:
         """The mean, with what no client of the round could afford as it was."""
         offered = state.masks[max(self.masking.level(ctx, client) for client in met)]
         if offered is state.masks[-1]:
             return average
-        rest = rule.without(state.masks[-1], offered)
+        rest = sparsity.difference(state.masks[-1], offered)
         kept = {n: torch.where(m, state.params[n], average.params[n]) for n, m in rest.items()}
-        owned = rule.either(average.owned, rest)
+        owned = sparsity.union(average.owned, rest)
         return replace(average, params={**average.params, **kept}, owned=owned)
 
     def _averaging(self, ctx: Ctx) -> Averaging:
@@ -380,4 +381,4 @@ def _same(first: Masks, second: Masks) -> bool:
 
 def _density(masks: Masks) -> float:
     total = sum(mask.numel() for mask in masks.values())
-    return float(Fraction(sum(rule.count(masks).values()), max(total, 1)))
+    return float(Fraction(sum(sparsity.count(masks).values()), max(total, 1)))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from gossamer import masks as rule
+from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Missing, Params
 from gossamer.methods import sparse
 from gossamer.methods.feddst import First
@@ -70,7 +70,7 @@ def message(
     ctx: Ctx, params: Params, masks: Masks, frozen: Masks, bn: BatchNorm, knows: bool, keeps: bool
 ) -> Down:
     """What a client is sent that `knows` the mask, or not, and `keeps` the frozen part, or not."""
-    trained = rule.without(masks, frozen) if frozen else masks
+    trained = sparsity.difference(masks, frozen) if frozen else masks
     sent = Frozen(sparse.values(params, frozen), frozen) if frozen and not keeps else None
     # Who holds the frozen mask needs to be told of the free places only.
     base = frozen if frozen and keeps else None

@@ -14,16 +14,23 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer import gates as rule
 from gossamer import optim
 from gossamer.core import Batch, Ctx, Key, Masks, Params
 from gossamer.fields import option
-from gossamer.gates import Granularity, Groups, HardConcrete, Head, LinearAxis, Objective
-from gossamer.groups import Cut
-from gossamer.layout import Layout
 from gossamer.methods import compacting
 from gossamer.optim import Training
+from gossamer.sparsity import hard_concrete
+from gossamer.sparsity.hard_concrete import (
+    Granularity,
+    Groups,
+    HardConcrete,
+    Head,
+    LinearAxis,
+    Objective,
+)
+from gossamer.submodels import Cut
 from gossamer.task import Task
+from gossamer.task.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Gating:
 
     def logits(self, norms: Tensor, raw: Tensor) -> Tensor:
         """Of the probability that groups are open."""
-        return rule.logits(norms, raw, self.temperature)
+        return hard_concrete.logits(norms, raw, self.temperature)
 
 
 def adamax(
@@ -222,7 +229,7 @@ def opened(gating: Gating, work: Work, key: Key) -> Tensor:
     """Which gates of the whole model are open: drawn without relaxation, as the limit has it."""
     shares = torch.sigmoid(own_logits(gating, work)).cpu()
     found = torch.zeros(work.start.groups.total, dtype=torch.bool)
-    drawn = rule.draw(key, work.start.groups.total)[work.places]
+    drawn = hard_concrete.draw(key, work.start.groups.total)[work.places]
     found[work.places] = (drawn < shares) & (work.alive.cpu() > 0)
     return found
 
@@ -311,7 +318,7 @@ def _drawn(gating: Gating, work: Work, batch: Batch) -> list[tuple[Batch, Tensor
         parts = [_one(batch, index) for index in range(len(batch.y))]
     total = work.start.groups.total
     # For all gates of the whole model, so that it does not matter which part of it is trained.
-    draws = [rule.draw(part.key.fold("gates"), total)[work.places] for part in parts]
+    draws = [hard_concrete.draw(part.key.fold("gates"), total)[work.places] for part in parts]
     return [(part, each.to(work.raw)) for part, each in zip(parts, draws, strict=True)]
 
 

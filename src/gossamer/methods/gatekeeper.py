@@ -15,13 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import gates as rule
 from gossamer.core import Ctx, Masks, Params
 from gossamer.fields import option
-from gossamer.gates import Groups
 from gossamer.methods import compacting
 from gossamer.methods.adaptive import Adaptive, Moments
 from gossamer.methods.gated import Gating, adamax
+from gossamer.sparsity import hard_concrete
+from gossamer.sparsity.hard_concrete import Groups
 
 LEAST_SHARE = 1e-6
 """A probability of nothing has no threshold either."""
@@ -108,14 +108,14 @@ class Gatekeeper:
         norms = groups.norms(params)
         _refuse_zero(groups, norms)
         temperature, share = gating.temperature, gating.theta0
-        if small := int(rule.infeasible(norms, share, temperature).sum()):
+        if small := int(hard_concrete.infeasible(norms, share, temperature).sum()):
             warnings.warn(
                 f"{small} of {groups.total} groups are too small to be open with probability "
                 f"{share:g} under any threshold and start less open; use a smaller --temperature "
                 "or --theta0",
                 stacklevel=2,
             )
-        thresholds = _clones(groups.split(rule.thresholds_for(norms, share, temperature)))
+        thresholds = _clones(groups.split(hard_concrete.thresholds_for(norms, share, temperature)))
         alive = {name: torch.ones_like(part, dtype=torch.bool) for name, part in thresholds.items()}
         moments = self.adaptive.start({name: params[name] for name in ctx.task.layout.parameters})
         zeros = {name: torch.zeros_like(part) for name, part in thresholds.items()}
@@ -189,9 +189,11 @@ class Gatekeeper:
         params = {**state.params, **heard.moved(state.params, state.moments.first)}
         for name, opened in groups.spread(heard.opened, state.params).items():
             old = state.params[name]
-            params[name] = rule.mean_of_open(old.double(), heard.sums[name], opened).to(old.dtype)
+            params[name] = hard_concrete.mean_of_open(old.double(), heard.sums[name], opened).to(
+                old.dtype
+            )
         share = (heard.opened / heard.total).clamp(LEAST_SHARE, gating.theta0)
-        raw = rule.thresholds_for(groups.norms(params), share, gating.temperature)
+        raw = hard_concrete.thresholds_for(groups.norms(params), share, gating.temperature)
         return replace(state, params=params, thresholds=_clones(groups.split(raw)))
 
 

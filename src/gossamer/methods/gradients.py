@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import optim
+from gossamer import optim, sparsity
 from gossamer.core import Batch, Ctx, Masks, Params
-from gossamer.masks import Importance
 from gossamer.optim import Training
+from gossamer.sparsity import Importance
 from gossamer.wire import WireError
 
 Gathers = Literal["squares", "sum", "last"]
@@ -48,7 +47,7 @@ class Work:
 def begin(ctx: Ctx, params: Params, masks: Masks, rate: float, gathers: Gathers | None) -> Work:
     """Starts from parameters that are zero outside of their masks."""
     own = ctx.task.own(params)
-    kept = rule.numbers(masks, {name: own[name] for name in masks})
+    kept = sparsity.numbers(masks, {name: own[name] for name in masks})
     names = ctx.task.layout.parameters if gathers else ()
     return Work(own, masks, kept, rate, gathers, {n: torch.zeros_like(own[n]) for n in names})
 

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.layout import Layout, did_you_mean
 from gossamer.merge import Weighting
 from gossamer.methods import dense
 from gossamer.methods.dense import Down, Up, Work
 from gossamer.methods.fedavg import Server
 from gossamer.optim import Training
+from gossamer.task.layout import Layout, did_you_mean
 
 
 @dataclass(frozen=True)

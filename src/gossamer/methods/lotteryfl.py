@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.methods import personal, sparse
 from gossamer.methods.personal import Down, Judge, Register, Server, Up
@@ -84,7 +83,7 @@ class LotteryFL:
         if masks is not before:
             start = first_weights(ctx)
             rewound = {name: start[name] for name in ctx.task.layout.parameters}
-            params = rule.masked({**params, **rewound}, masks)
+            params = sparsity.masked({**params, **rewound}, masks)
         work = sparse.begin(ctx, params, masks, self.training.rate(ctx), moves=False)
         work.base = before
         return Job(work, self.training.epochs, self.training.batch)
@@ -105,7 +104,7 @@ class LotteryFL:
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return rule.masked(state.params, local.masks) if local else state.params
+        return sparsity.masked(state.params, local.masks) if local else state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How far clients' masks were from one another; the server's model has none."""
@@ -125,7 +124,7 @@ class LotteryFL:
         step = self.prune_step
         if not self.overshoot:
             step = min(step, 1 - self.density / density)
-        return rule.above_percentile(params, before, step)
+        return sparsity.above_percentile(params, before, step)
 
 
 def first_weights(ctx: Ctx) -> Params:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from gossamer import masks as rule
+from gossamer import sparsity
 from gossamer.core import Client, Ctx, Key, Masks, Missing, Params
 from gossamer.fields import option
-from gossamer.layout import Layout
-from gossamer.masks import Average, Change, Counts, Number, Rounding, Saturate
+from gossamer.sparsity import Average, Change, Counts, Number, Rounding, Saturate
+from gossamer.task.layout import Layout
 from gossamer.wire import Drawn, Revision
 
 LEVELS = 16
@@ -82,7 +82,7 @@ class Masking:
     def seed(self, ctx: Ctx, shares: Mapping[str, Number], number: int) -> Drawn:
         """Random masks with these densities of layers, the `number`-th of a run."""
         layout = ctx.task.layout
-        counts = rule.apportion(layout, shares, self.rounding)
+        counts = sparsity.apportion(layout, shares, self.rounding)
         shapes = {name: layout[name].shape for name in counts}
         return Drawn.by(ctx.common.fold("masks", number), counts, shapes)
 
@@ -92,9 +92,9 @@ class Masking:
         Those that are probed have no groups, so that densities may move from layer to layer.
         """
         if self.group and not probing:
-            return rule.random_groups(Key(drawn.seed), layout, drawn.kept, self.group)
+            return sparsity.random_groups(Key(drawn.seed), layout, drawn.kept, self.group)
         if self.bernoulli:
-            return rule.random_masks(Key(drawn.seed), layout, drawn.kept, bernoulli=True)
+            return sparsity.random_masks(Key(drawn.seed), layout, drawn.kept, bernoulli=True)
         return drawn.masks()
 
     def told(
@@ -111,7 +111,7 @@ class Masking:
                 top = self.draw(ctx.task.layout, message, probing)
                 if budget is None:
                     return top
-                return rule.nested(top, [budget], Key(message.seed))[0]
+                return sparsity.nested(top, [budget], Key(message.seed))[0]
             case Revision():
                 return message.masks
             case None if held is not None:
@@ -121,13 +121,15 @@ class Masking:
     def intended(self, ctx: Ctx, budget: float | None) -> int:
         """How many weights a client is to have, however its masks were drawn."""
         density = self.density if budget is None else budget
-        return round(rule.meant(density) * ctx.task.layout.total("count", ctx.task.layout.prunable))
+        return round(
+            sparsity.as_fraction(density) * ctx.task.layout.total("count", ctx.task.layout.prunable)
+        )
 
     def shown(self, ctx: Ctx, masks: Masks) -> dict[str, float]:
         """The N of each layer of an N:M mask, which no group of it exceeds."""
         if not self.group:
             return {}
-        declared = rule.pattern(ctx.task.layout, rule.count(masks), self.group)
+        declared = sparsity.pattern(ctx.task.layout, sparsity.count(masks), self.group)
         return {f"pattern.{name}": float(most) for name, most in declared.items()}
 
     # by budget ------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class Masking:
 
     def levels(self, ctx: Ctx, top: Masks, by: Key | Params) -> tuple[Masks, ...]:
         """Masks for all densities, ascending, each inside the next, which end with `top`."""
-        return (*rule.nested(top, self.densities(ctx)[:-1], by), top)
+        return (*sparsity.nested(top, self.densities(ctx)[:-1], by), top)
 
     # as they move ---------------------------------------------------------------------------------
 
@@ -160,26 +162,28 @@ class Masking:
         layout = ctx.task.layout
         if len(self.densities(ctx)) > 1:
             counts = self.part_of(average.owned)
-            top = rule.largest(params, counts, average.owned)
+            top = sparsity.largest(params, counts, average.owned)
         else:
-            shares = rule.sensitivity(layout, average.densities, self.density, self.saturate)
-            counts = rule.apportion(layout, shares, self.rounding)
+            shares = sparsity.sensitivity(layout, average.densities, self.density, self.saturate)
+            counts = sparsity.apportion(layout, shares, self.rounding)
             if self.group:
-                top = rule.largest_in_groups(params, counts, self.group)
+                top = sparsity.largest_in_groups(params, counts, self.group)
             else:
-                top = rule.largest(params, counts, average.owned)
+                top = sparsity.largest(params, counts, average.owned)
         return self.levels(ctx, top, params)
 
     def part_of(self, union: Masks) -> Counts:
         """As many weights as the model has, each layer of the union giving the same part of it."""
         whole = sum(mask.numel() for mask in union.values())
-        active = rule.count(union)
-        share = rule.meant(self.density) * whole / max(sum(active.values()), 1)
-        return rule.apportion(active, dict.fromkeys(active, min(share, Fraction(1))), self.rounding)
+        active = sparsity.count(union)
+        share = sparsity.as_fraction(self.density) * whole / max(sum(active.values()), 1)
+        return sparsity.apportion(
+            active, dict.fromkeys(active, min(share, Fraction(1))), self.rounding
+        )
 
     def churned(self, ctx: Ctx, top: Masks) -> Change:
         """Masks at the distance asked for from what they were, for an experiment's sake."""
-        return rule.churn(ctx.key.fold("churn"), top, self.churn, self._churned(ctx))
+        return sparsity.churn(ctx.key.fold("churn"), top, self.churn, self._churned(ctx))
 
     def _churned(self, ctx: Ctx) -> list[str] | None:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Averaging
 from gossamer.methods import sparse
 from gossamer.methods.flash import SCHEDULE
 from gossamer.methods.sparse import BatchNorm, Learning, Work
 from gossamer.optim import Training
+from gossamer.sparsity import Averaging
 from gossamer.wire import Packed, Revision
 
 BITMAP = 1 / 32
@@ -92,14 +91,14 @@ class NST:
                 f"{ctx.budgets[0]:g}; use spdst or jmwst with --budgets"
             )
         first = self._first(ctx)
-        return Server(rule.masked(ctx.task.init(ctx.common.fold("init")), first), first)
+        return Server(sparsity.masked(ctx.task.init(ctx.common.fold("init")), first), first)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         buffers = sparse.buffers(ctx, state.params, self.bn)
-        kept = sum(rule.count(state.masks).values())
+        kept = sum(sparsity.count(state.masks).values())
         if kept > (1 - BITMAP) * sum(mask.numel() for mask in state.masks.values()):
             trained = {name: state.params[name] for name in ctx.task.layout.parameters}
             return Whole({**trained, **buffers})
@@ -107,10 +106,10 @@ class NST:
         return Sparse(sparse.values(state.params, state.masks), dense, buffers, state.masks)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        average = rule.masked_mean(self._read(ctx, exchanges), self.averaging)
+        average = sparsity.masked_mean(self._read(ctx, exchanges), self.averaging)
         if not average.params:
             return state
-        return Server({**state.params, **average.params}, average.owned, average.apart)
+        return Server({**state.params, **average.params}, average.owned, average.mean_jaccard)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What the answer to a message looks like."""
@@ -129,10 +128,10 @@ class NST:
             case Sparse():
                 params = sparse.joined(ctx, down.values, down.masks, down.dense, down.buffers)
         rate = self.training.rate(ctx)
-        work = sparse.begin(ctx, rule.masked(params, masks), masks, rate, moves=True)
+        work = sparse.begin(ctx, sparsity.masked(params, masks), masks, rate, moves=True)
         work.base = down.masks if isinstance(down, Sparse) else None
         prunable = ctx.task.layout.total("count", ctx.task.layout.prunable)
-        work.intended = round(rule.meant(self.density) * prunable)
+        work.intended = round(sparsity.as_fraction(self.density) * prunable)
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
@@ -162,8 +161,8 @@ class NST:
     def _first(self, ctx: Ctx) -> Masks:
         """The mask that everybody begins with, known to all from the seed."""
         layout = ctx.task.layout
-        counts = rule.apportion(layout, rule.uniform(layout, self.density))
-        return rule.random_masks(ctx.common.fold("masks", 0), layout, counts, self.bernoulli)
+        counts = sparsity.apportion(layout, sparsity.uniform(layout, self.density))
+        return sparsity.random_masks(ctx.common.fold("masks", 0), layout, counts, self.bernoulli)
 
     def _read(
         self, ctx: Ctx, exchanges: Iterable[Exchange[Down, Up]]

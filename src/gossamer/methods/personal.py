@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Client, Ctx, Exchange, Masks, Missing, Params
-from gossamer.cost import Accounting
-from gossamer.layout import Layout
 from gossamer.methods import sparse
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, WireError
 
 ACCOUNTING = Accounting(uncharged="own")
@@ -168,14 +167,14 @@ def read(
 
 def within(before: Masks, after: Masks) -> None:
     """Refuses a mask that has weights which the one before had not."""
-    added = sparse.total(rule.without(after, before))
+    added = sparse.total(sparsity.difference(after, before))
     if added:
         raise WireError(f"a mask came back with {added} weights that the client did not have")
 
 
 def as_many(before: Masks, after: Masks) -> None:
     """Refuses a mask whose layers keep other numbers of weights."""
-    if rule.count(before) != rule.count(after):
+    if sparsity.count(before) != sparsity.count(after):
         raise WireError(
             f"a mask came back with {sparse.total(after)} weights in place of "
             f"{sparse.total(before)}, or with others in a layer"

@@ -22,12 +22,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Change
 from gossamer.methods import feddst, sparse
 from gossamer.methods.feddst import First
 from gossamer.methods.flash import SCHEDULE
@@ -49,6 +47,7 @@ from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.sparse import BatchNorm, Learning
 from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
 from gossamer.optim import Training
+from gossamer.sparsity import Change
 from gossamer.wire import Drawn, Revision, WireError
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
@@ -117,7 +116,7 @@ class PFFDST:
         else:
             quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra)
             masks = feddst.first_masks(ctx, params, quotas, self.start)
-        params = rule.masked(params, masks)
+        params = sparsity.masked(params, masks)
         return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
@@ -150,7 +149,7 @@ class PFFDST:
         replies = self._replies(ctx, state, exchanges, met, scores)
         if self.replacement:
             replies = repeated(ctx, replies, met, self.clients)
-        average = rule.masked_mean(replies, "wfa")
+        average = sparsity.masked_mean(replies, "wfa")
         if not met:
             return state
         # Frozen weights are not among what came back, and stay as they are to the last bit.
@@ -160,7 +159,7 @@ class PFFDST:
             else tensor
             for name, tensor in average.params.items()
         }
-        masks = rule.either(average.owned, state.frozen) if state.frozen else average.owned
+        masks = sparsity.union(average.owned, state.frozen) if state.frozen else average.owned
         moved = any(not torch.equal(mask, state.masks[name]) for name, mask in masks.items())
         known = sparse.marked(state.held, met, -1 if moved else state.version)
         state = self._scored(state, scores)
@@ -171,7 +170,7 @@ class PFFDST:
             version=state.version + moved,
             held=known,
             holders=sparse.marked(state.holders, met, 1) if state.frozen else state.holders,
-            apart=average.apart,
+            apart=average.mean_jaccard,
         )
         parts = (state.params, state.masks, state.frozen, average)
         change = None if state.trimmed else self.phases.readjusted(ctx, *parts)
@@ -251,7 +250,7 @@ class PFFDST:
         return Result(
             up,
             Local(model.start, frozen),
-            rule.either(model.masks, frozen.masks) if frozen else model.masks,
+            sparsity.union(model.masks, frozen.masks) if frozen else model.masks,
             model.masks if frozen else {},
             sparse.metrics(model),
         )
@@ -274,7 +273,7 @@ class PFFDST:
 
     def _probed(self, ctx: Ctx) -> Drawn:
         """The mask that is probed: random, as dense as the model will be in the end."""
-        quotas = self.phases.quotas(ctx, rule.meant(self.phases.density))
+        quotas = self.phases.quotas(ctx, sparsity.as_fraction(self.phases.density))
         shapes = {name: ctx.task.layout[name].shape for name in quotas}
         return Drawn.by(ctx.common.fold("masks", 0), quotas, shapes)
 
@@ -286,8 +285,8 @@ class PFFDST:
         if not measured:
             return state
         quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra, measured)
-        masks = rule.random_masks(ctx.common.fold("masks", 1), ctx.task.layout, quotas)
-        params = rule.masked(ctx.task.init(ctx.common.fold("init", 1)), masks)
+        masks = sparsity.random_masks(ctx.common.fold("masks", 1), ctx.task.layout, quotas)
+        params = sparsity.masked(ctx.task.init(ctx.common.fold("init", 1)), masks)
         plain = {name: float(share) for name, share in measured.items()}
         return replace(state, params=params, masks=masks, version=1, measured=plain)
 
@@ -296,14 +295,14 @@ class PFFDST:
         params, frozen = state.params, state.masks
         if state.best:
             params, frozen = {**params, **state.best}, state.best_masks
-        measured = {name: rule.meant(share) for name, share in state.measured.items()}
+        measured = {name: sparsity.as_fraction(share) for name, share in state.measured.items()}
         change = self.phases.second(ctx, frozen, measured)
         state = replace(state, params=params, masks=frozen, frozen=frozen, holders=NOBODY)
         state = replace(state, trimmed=False, best={}, best_masks={})
         return self._changed(state, change)
 
     def _changed(self, state: Server, change: Change) -> Server:
-        params = rule.masked(state.params, change.kept)
+        params = sparsity.masked(state.params, change.kept)
         return replace(state, params=params, masks=change.masks, version=state.version + 1)
 
     def _replies(
@@ -314,7 +313,7 @@ class PFFDST:
         met: list[int],
         scores: list[tuple[float, float]],
     ) -> Iterator[Counted]:
-        trained = rule.without(state.masks, state.frozen) if state.frozen else state.masks
+        trained = sparsity.difference(state.masks, state.frozen) if state.frozen else state.masks
         quotas = self.phases.quotas(ctx, self.phases.wanted(ctx))
         allowed = max(sparse.total(trained), sum(quotas.values()) - sparse.total(state.frozen))
         known = sparse.dense(ctx, state.params) | sparse.buffers(ctx, state.params, self.bn)

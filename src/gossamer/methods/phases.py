@@ -9,12 +9,12 @@ from typing import Literal
 
 import torch
 
-from gossamer import masks as rule
+from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Params
 from gossamer.fields import option
-from gossamer.masks import Allocation, Average, Change, Counts, Densities, Rounding
 from gossamer.methods.feddst import Readjustment
 from gossamer.methods.masking import after_probe
+from gossamer.sparsity import Allocation, Average, Change, Counts, Densities, Rounding
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,16 @@ class Phases:
     @property
     def part(self) -> Fraction:
         """The density that one phase trains."""
-        return rule.meant(self.density) / (2 if self.freezing else 1)
+        return sparsity.as_fraction(self.density) / (2 if self.freezing else 1)
 
     @property
     def extra(self) -> Fraction:
         """What is active beyond that while the server readjusts: the differential sparsity."""
-        return rule.meant(self.ratio) * self.part if self.readjust == "server" else Fraction(0)
+        return (
+            sparsity.as_fraction(self.ratio) * self.part
+            if self.readjust == "server"
+            else Fraction(0)
+        )
 
     # when -----------------------------------------------------------------------------------------
 
@@ -98,7 +102,7 @@ class Phases:
         if self.readjust != "client":
             return Fraction(0)
         _, number, length = self.clock(ctx)
-        return rule.meant(self.readjustment.rate(number - 1, length))
+        return sparsity.as_fraction(self.readjustment.rate(number - 1, length))
 
     # masks ----------------------------------------------------------------------------------------
 
@@ -109,15 +113,15 @@ class Phases:
         still = frozen or None
         if self.readjust == "client":
             quotas = self.quotas(ctx, self.wanted(ctx))
-            if all(kept <= quotas[name] for name, kept in rule.count(masks).items()):
+            if all(kept <= quotas[name] for name, kept in sparsity.count(masks).items()):
                 return None
-            return _pruned(masks, rule.largest(params, quotas, masks, still))
+            return _pruned(masks, sparsity.largest(params, quotas, masks, still))
         if self.readjust == "learned":
             if not self.moves(ctx):
                 return None
             counts = self.beside(ctx, self.part, average.densities, frozen)
-            left = rule.largest(params, counts, average.owned)
-            return _pruned(masks, rule.either(left, frozen) if frozen else left)
+            left = sparsity.largest(params, counts, average.owned)
+            return _pruned(masks, sparsity.union(left, frozen) if frozen else left)
         phase, number, length = self.clock(ctx)
         if phase == 2 and not self.readjust_second:
             return None
@@ -125,8 +129,8 @@ class Phases:
         if not self.extra or (number < end and number % self.every):
             return None
         low = self.low(ctx, params, masks, frozen)
-        high = low if number >= end else rule.count(masks)
-        return rule.readjust(params, masks, low, high, ctx.key.fold("grow"), still)
+        high = low if number >= end else sparsity.count(masks)
+        return sparsity.readjust(params, masks, low, high, ctx.key.fold("grow"), still)
 
     def trims(self, ctx: Ctx) -> bool:
         """Whether the server prunes its last growth of a phase, or has done so before."""
@@ -136,59 +140,62 @@ class Phases:
     def second(self, ctx: Ctx, frozen: Masks, measured: Densities) -> Change:
         """The beginning of the second phase: what is there rests, as much is grown beside it."""
         share = self.part + self.extra
-        room = rule.count(rule.inactive(frozen))
+        room = sparsity.count(sparsity.inactive(frozen))
         if measured:
             wanted = self.beside(ctx, share, measured, frozen)
         else:
             wanted = self.floors(ctx, share)
         added = {name: min(number, room[name]) for name, number in wanted.items()}
-        return Change.of(frozen, frozen, rule.grow_random(ctx.key.fold("second"), frozen, added))
+        return Change.of(
+            frozen, frozen, sparsity.grow_random(ctx.key.fold("second"), frozen, added)
+        )
 
     # how many -------------------------------------------------------------------------------------
 
     def beside(self, ctx: Ctx, density: Fraction, measured: Densities, frozen: Masks) -> Counts:
         """Weights of each layer that are not frozen, by densities of layers that clients found."""
         sizes = {name: ctx.task.layout[name].count for name in ctx.task.layout.prunable}
-        free = rule.count(rule.inactive(frozen)) if frozen else sizes
+        free = sparsity.count(sparsity.inactive(frozen)) if frozen else sizes
         total = sum(free.values())
         wanted = min(density * sum(sizes.values()) / total, Fraction(1)) if total else Fraction(0)
         # A layer asks for as many weights as it had, out of those that it still has to give.
         asked = {
-            n: min(rule.meant(measured[n]) * sizes[n] / max(free[n], 1), Fraction(1)) for n in free
+            n: min(sparsity.as_fraction(measured[n]) * sizes[n] / max(free[n], 1), Fraction(1))
+            for n in free
         }
-        return rule.apportion(free, rule.sensitivity(free, asked, wanted), self.rounding)
+        return sparsity.apportion(free, sparsity.sensitivity(free, asked, wanted), self.rounding)
 
     def low(self, ctx: Ctx, params: Params, masks: Masks, frozen: Masks) -> Counts:
         """What the server's pruning leaves of every layer."""
         match self.scope:
             case "layer-fraction":
                 removed = self.floors(ctx, self.extra)
-                return {name: n - removed[name] for name, n in rule.count(masks).items()}
+                return {name: n - removed[name] for name, n in sparsity.count(masks).items()}
             case "layer-quota":
                 return self.quotas(ctx, self.wanted(ctx))
             case "global":
                 wanted = round(self.wanted(ctx) * ctx.task.layout.total("count", masks))
-                left = rule.largest_of_all(params, wanted, masks, frozen or None)
-                return rule.count(left)
+                left = sparsity.largest_of_all(params, wanted, masks, frozen or None)
+                return sparsity.count(left)
 
     def quotas(self, ctx: Ctx, density: Fraction, measured: Densities | None = None) -> Counts:
-        """How many weights each layer has at a density, as measured or by the rule."""
+        """How many weights each layer has at a density, as measured or by the sparsity."""
         layout = ctx.task.layout
         if not layout.prunable:
             raise ValueError("this model has no layer that may be pruned; see --prunable")
         whole = min(density, Fraction(1))
         if measured:
-            shares = rule.sensitivity(layout, measured, whole)
+            shares = sparsity.sensitivity(layout, measured, whole)
         else:
             kind: Allocation = "uniform"
             if self.allocation != "sensitivity":
                 kind = self.allocation
-            shares = rule.allocate(layout, whole, kind, self.fc_density)
-        return rule.apportion(layout, shares, self.rounding)
+            shares = sparsity.allocate(layout, whole, kind, self.fc_density)
+        return sparsity.apportion(layout, shares, self.rounding)
 
     def intended(self, ctx: Ctx) -> int:
         """Weights that a client's mask is to keep, however many it has."""
-        density = rule.meant(self.density) if self.probing(ctx) else self.part
+        density = sparsity.as_fraction(self.density) if self.probing(ctx) else self.part
         return round(density * ctx.task.layout.total("count", ctx.task.layout.prunable))
 
     def floors(self, ctx: Ctx, share: Fraction) -> Counts:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
+from gossamer import sparsity
 from gossamer.core import Ctx, Params
-from gossamer.masks import Densities
+from gossamer.sparsity import Densities
 from gossamer.wire import Drawn, Packed, WireError
 
 
@@ -44,4 +44,7 @@ def mean_sensitivity(ctx: Ctx, replies: Iterable[object]) -> Densities:
     if not found:
         return {}
     mean = torch.stack(found).double().mean(0).tolist()
-    return {n: rule.meant(share) for n, share in zip(ctx.task.layout.prunable, mean, strict=True)}
+    return {
+        n: sparsity.as_fraction(share)
+        for n, share in zip(ctx.task.layout.prunable, mean, strict=True)
+    }

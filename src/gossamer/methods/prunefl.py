@@ -31,8 +31,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import (
     Batch,
     Client,
@@ -47,13 +47,12 @@ from gossamer.core import (
     sample,
     sample_richest,
 )
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.masks import Importance, Pace
 from gossamer.methods import gradients, sparse
 from gossamer.methods.gradients import Gathers, Work
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
+from gossamer.sparsity import Importance, Pace
 from gossamer.wire import Packed, Revision, WireError
 
 TRAINING = Training(batch=20, lr=0.1, schedule="exponential", decay=0.5 ** (1 / 10000))
@@ -216,7 +215,7 @@ class PruneFL:
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         answers = Answers()
         replies = self._replies(ctx, state, exchanges, answers)
-        average = rule.masked_mean(replies, "fedavg", state.params)
+        average = sparsity.masked_mean(replies, "fedavg", state.params)
         if not answers.clients:
             return state
         held = sparse.marked(state.held, [each.id for each in answers.clients], state.version)
@@ -280,7 +279,7 @@ class PruneFL:
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return rule.masked(state.params, state.masks)
+        return sparsity.masked(state.params, state.masks)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, and the phase that comes next."""
@@ -311,7 +310,7 @@ class PruneFL:
             return replace(state, importance=gathered)
         found = self._adjusted(ctx, state, gathered, self.adjust_ratio, answers.clients)
         before, after = sparse.total(state.masks), sparse.total(found.masks)
-        close = abs(after - before) <= rule.meant(self.beginning.first_change) * before
+        close = abs(after - before) <= sparsity.as_fraction(self.beginning.first_change) * before
         steady = state.steady + 1 if state.pruned and close else 0
         return replace(found, importance=None, pruned=True, steady=steady)
 
@@ -325,10 +324,10 @@ class PruneFL:
         examples = sum(map(self._examples, clients)) / len(clients)
         times, fixed = self.pace.times(layout, examples), self.pace.fixed(layout, examples)
         most = self._most(ctx, state)
-        masks = rule.adjust(weights, state.masks, found, times, fixed, ratio, most).masks
+        masks = sparsity.adjust(weights, state.masks, found, times, fixed, ratio, most).masks
         if _same(masks, state.masks):
             return state
-        params = rule.masked(state.params, masks) if self.comeback == "zero" else state.params
+        params = sparsity.masked(state.params, masks) if self.comeback == "zero" else state.params
         return replace(state, params=params, masks=masks, version=state.version + 1)
 
     def _most(self, ctx: Ctx, state: Server) -> int:
@@ -336,7 +335,9 @@ class PruneFL:
         density = self.max_density
         if self.target_density:
             density += (self.target_density - density) * min(state.rounds / ctx.rounds, 1)
-        return floor(rule.meant(density) * sum(mask.numel() for mask in state.masks.values()))
+        return floor(
+            sparsity.as_fraction(density) * sum(mask.numel() for mask in state.masks.values())
+        )
 
     def _examples(self, client: Client) -> float:
         """What a client trains on in a round of the second phase."""

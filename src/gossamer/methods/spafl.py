@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
 from gossamer.methods import thresholds as rule
 from gossamer.methods.pruner import Pruner, Work

@@ -14,12 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer import masks as rule
-from gossamer import optim
+from gossamer import optim, sparsity
 from gossamer.core import Batch, Client, Ctx, Masks, Params
 from gossamer.fields import option
-from gossamer.masks import Carry, Change, Decay
 from gossamer.optim import Training
+from gossamer.sparsity import Carry, Change, Decay
 from gossamer.wire import Packed, WireError, pack, unpack
 
 BatchNorm = Literal["running", "static"]
@@ -39,10 +38,10 @@ class Learning:
         "middle", "masks of a one-epoch round change half-way, or at its end, regrown zeros and all"
     )
     exact: bool = option(True, "keep the count exactly; else round up, as the released code does")
-    redistribution: rule.Redistribution = option(
+    redistribution: sparsity.Redistribution = option(
         "magnitude", "what gives a layer its share of regrowth"
     )
-    growth: rule.Growth = option("random", "which weights are regrown")
+    growth: sparsity.Growth = option("random", "which weights are regrown")
     momentum_of_inactive: bool = option(False, "masked weights have momentum, as in Dettmers' code")
     growth_needs_dense_grad: bool = option(
         False, "count mask rounds with gradients of all weights, as the paper does"
@@ -87,7 +86,7 @@ class Learning:
         """Whether masks move after this batch."""
         if self.update_at == "end":
             return batch.ends_epoch or batch.step + 1 == batch.steps
-        return rule.updates_masks(batch)
+        return sparsity.updates_masks(batch)
 
 
 @dataclass
@@ -165,7 +164,7 @@ def changed(ctx: Ctx, work: Work, change: Change, forget: bool = True) -> None:
     """Goes on with other masks: what is new starts from zero, and without momentum to `forget`."""
     work.masks = change.masks
     work.kept = _numbers(change.masks, work.params)
-    lives = rule.either(change.kept, work.frozen) if work.frozen else change.kept
+    lives = sparsity.union(change.kept, work.frozen) if work.frozen else change.kept
     survivors = _numbers(lives, work.params)
     _apply(work.params, survivors)
     if forget:
@@ -182,15 +181,15 @@ def metrics(work: Work) -> dict[str, float]:
     """The loss and, where masks moved, how far, and how dense each layer is now."""
     found = {"loss": work.loss.item() / max(work.examples, 1)}
     if work.moves:
-        found["moved"] = rule.mismatch(work.start, work.masks)
-        dense = rule.layer_densities(work.masks)
+        found["moved"] = sparsity.mismatch(work.start, work.masks)
+        dense = sparsity.layer_densities(work.masks)
         found |= {f"sensitivity.{name}": float(share) for name, share in dense.items()}
     return found
 
 
 def sensitivity(ctx: Ctx, work: Work) -> Tensor:
     """The density of each prunable layer, in the layout's order."""
-    dense = rule.layer_densities(work.masks)
+    dense = sparsity.layer_densities(work.masks)
     return torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable])
 
 
@@ -243,7 +242,7 @@ def affordable(masks: Masks, allowed: int, learning: Learning | None = None) -> 
 
 def total(masks: Masks) -> int:
     """How many weights masks keep in all."""
-    return sum(rule.count(masks).values())
+    return sum(sparsity.count(masks).values())
 
 
 # who holds what -----------------------------------------------------------------------------------
@@ -277,19 +276,19 @@ def _move(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) ->
 
 def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) -> Change:
     passed, end = (batch.step + 1, batch.steps), learning.prune_end
-    rate = rule.decayed(learning.prune_rate, learning.prune_decay, *passed, end)
+    rate = sparsity.decayed(learning.prune_rate, learning.prune_decay, *passed, end)
     key = batch.key.fold("masks")
     weights = {name: work.params[name] for name in work.masks}
     momentum = _momentum(ctx, work)
     slopes = gradient(ctx, work, batch) if learning.growth == "gradient" else None
     if group:
-        kept = rule.count(work.masks)
-        pruned = rule.removals(weights, work.masks, rate, learning.redistribution, momentum)
+        kept = sparsity.count(work.masks)
+        pruned = sparsity.removals(weights, work.masks, rate, learning.redistribution, momentum)
         # In a full group only what was pruned could grow again.
         removed = {name: min(n, weights[name].numel() - kept[name]) for name, n in pruned.items()}
         by = slopes or (momentum if learning.growth == "momentum" else key)
-        return rule.regrow_in_groups(by, weights, work.masks, removed, group)
-    return rule.evolve(
+        return sparsity.regrow_in_groups(by, weights, work.masks, removed, group)
+    return sparsity.evolve(
         key,
         weights,
         work.masks,
@@ -300,7 +299,7 @@ def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) 
         growth=learning.growth,
         momentum=momentum,
         gradient=slopes,
-        among=rule.inactive(work.frozen) if work.frozen else None,
+        among=sparsity.inactive(work.frozen) if work.frozen else None,
     )
 
 
@@ -310,7 +309,7 @@ def _momentum(ctx: Ctx, work: Work) -> Params:
 
 
 def _numbers(masks: Masks, params: Params) -> Params:
-    return rule.numbers(masks, {name: params[name] for name in masks})
+    return sparsity.numbers(masks, {name: params[name] for name in masks})
 
 
 def _apply(tensors: Params, factors: Mapping[str, Tensor]) -> None:

@@ -18,15 +18,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gossamer import masks as rule
-from gossamer import merge
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.layout import Layout
 from gossamer.methods import personal, sparse
 from gossamer.methods.personal import Down, Judge, Register, Server, Up
 from gossamer.optim import Training
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision
 
 TRAINING = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
@@ -114,13 +113,15 @@ class SubFedAvg:
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         sparse.descend(ctx, self.training, work.model, batch)
         if batch.step + 1 == batch.per_epoch:
-            work.first = rule.above_percentile(work.model.params, work.model.masks, self.prune_step)
+            work.first = sparsity.above_percentile(
+                work.model.params, work.model.masks, self.prune_step
+            )
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         before, params = work.model.masks, work.model.params
         masks = self._pruned(ctx, params, before, work.first)
-        params = params if masks is before else rule.masked(params, masks)
+        params = params if masks is before else sparsity.masked(params, masks)
         values, dense = sparse.values(params, masks), sparse.dense(ctx, params)
         buffers = sparse.buffers(ctx, params, "running")
         revision = None if masks is before else Revision(masks, before)
@@ -134,7 +135,7 @@ class SubFedAvg:
         if local is None:
             return state.params
         if self.personal_model == "masked":
-            return rule.masked(state.params, local.masks)
+            return sparsity.masked(state.params, local.masks)
         return sparse.joined(ctx, local.values, local.masks, local.rest)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
@@ -146,13 +147,13 @@ class SubFedAvg:
     def _pruned(self, ctx: Ctx, params: Params, before: Masks, first: Masks) -> Masks:
         """The next mask: fewer weights, or as before."""
         share = pruned(ctx.task.layout, before)
-        last = rule.above_percentile(params, before, self.prune_step)
+        last = sparsity.above_percentile(params, before, self.prune_step)
         if not first or apart(first, last) <= self.distance or share >= self.target:
             return before
         if self.target - share < self.prune_step:
             step = min(self.last_step, (self.target - share) / (1 - share))
-            last = rule.above_percentile(params, before, step)
-        found = personal.accuracy(ctx, rule.masked(params, last), self.validate_on)
+            last = sparsity.above_percentile(params, before, step)
+        found = personal.accuracy(ctx, sparsity.masked(params, last), self.validate_on)
         return last if found > self.accurate else before
 
 
@@ -168,11 +169,11 @@ def subnetworks(
             ctx, state, lambda _: everything, exchanges, personal.within, changed, shrinks=True
         )
     )
-    average = rule.masked_mean(replies, "wfa", state.params)
+    average = sparsity.masked_mean(replies, "wfa", state.params)
     if not average.params:
         return state
     known = state.known.noted(ctx.task.layout, changed)
-    return Server({**state.params, **average.params}, known, average.apart)
+    return Server({**state.params, **average.params}, known, average.mean_jaccard)
 
 
 def pruned(layout: Layout, masks: Masks) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.core import Masks, Params
 from gossamer.fields import option
-from gossamer.layout import Layout
+from gossamer.task.layout import Layout
 
 Ste = Literal["identity", "longtail", "dead"]
 Regulariser = Literal["exp", "inv", "inv_l1"]

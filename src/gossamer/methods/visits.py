@@ -13,7 +13,7 @@ import numpy as np
 
 from gossamer import merge
 from gossamer.core import Client, Ctx, Key, Masks, Params, sample
-from gossamer.masks.select import uniform_numbers
+from gossamer.sparsity.select import uniform_numbers
 
 Weighting = Literal["samples", "uniform", "batches"]
 Counted = tuple[Params, Masks, float]

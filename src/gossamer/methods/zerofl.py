@@ -4,9 +4,9 @@ Qiu, Fernandez-Marques, Gusmao, Gao, Parcollet, Lane: ZeroFL: efficient on-devic
 federated learning with local sparsity. ICLR 2022. https://arxiv.org/abs/2208.02507
 
 The server has a dense model and sends all of it. Layers of clients compute with their largest
-weights (SWAT, see `gossamer.swat`) while every weight is trained; what goes up are the largest
-weights, or changes, of each layer, a few more than were computed with. The model that is tested has
-the largest weights only: without the others it computes what it was trained to.
+weights (SWAT, `gossamer.sparsity.swat`) while every weight is trained; what goes up are the
+largest weights, or changes, of each layer, a few more than were computed with. The model that is
+tested has the largest weights only: without the others it computes what it was trained to.
 
 Differs from the paper, whose formula of the learning rate grows by a slip of sign: it falls.
 Masks travel in a code of their own instead of 32 bits for each place; the paper's column has those.
@@ -22,17 +22,16 @@ from typing import Literal
 
 import torch
 
-from gossamer import masks as rule
-from gossamer import merge, swat
+from gossamer import merge, sparsity
+from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.cost import Accounting
 from gossamer.fields import option
-from gossamer.layout import Layout
-from gossamer.masks import Counts
 from gossamer.methods import dense, sparse
 from gossamer.methods.dense import Down, Work
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
+from gossamer.sparsity import Counts, swat
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed, unpack
 
 TRAINING = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.01)
@@ -90,14 +89,14 @@ class ZeroFL:
         return Down({**trained, **sparse.buffers(ctx, state.params, self.bn)})
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        average = rule.masked_mean(self._read(ctx, exchanges), "fedavg")
+        average = sparsity.masked_mean(self._read(ctx, exchanges), "fedavg")
         if not average.params:
             return state
         params = {**state.params, **average.params}
         if self.upload != "top-weights":
             for name in average.owned:
                 params[name] = state.params[name] + average.params[name]
-        return Server(params, average.apart)
+        return Server(params, average.mean_jaccard)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What the answer to a message looks like."""
@@ -124,7 +123,7 @@ class ZeroFL:
         if self.upload != "top-weights":
             values = {name: weights[name] - work.anchor[name] for name in names}
         chosen = values if self.upload == "top-diffs" else weights
-        mask = rule.largest(chosen, self.quotas(ctx.task.layout))
+        mask = sparsity.largest(chosen, self.quotas(ctx.task.layout))
         return Result(
             self._message(ctx, mask, values, work.params),
             masks=swat.masks(weights, names, self.density),
@@ -145,7 +144,9 @@ class ZeroFL:
 
     def quotas(self, layout: Layout) -> Counts:
         """How many weights of each layer a client sends."""
-        share = min(rule.meant(self.density) + rule.meant(self.mask_ratio), Fraction(1))
+        share = min(
+            sparsity.as_fraction(self.density) + sparsity.as_fraction(self.mask_ratio), Fraction(1)
+        )
         return {name: ceil(share * layout[name].count) for name in layout.prunable}
 
     def _sparse(self, ctx: Ctx) -> Ctx:

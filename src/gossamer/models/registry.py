@@ -13,7 +13,6 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from gossamer.layout import did_you_mean
 from gossamer.models.convolutional import (
     cnn7,
     conv6,
@@ -27,6 +26,7 @@ from gossamer.models.convolutional import (
 )
 from gossamer.models.residual import resnet8, resnet18, resnet20
 from gossamer.models.sequences import char_lstm, lstm, text
+from gossamer.task.layout import did_you_mean
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet5_caffe": lenet5_caffe,

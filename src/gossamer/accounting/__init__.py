@@ -1,0 +1,40 @@
+"""What a run costs: bits and floating-point operations, in one arithmetic for all methods."""
+
+from gossamer.accounting.bits import (
+    Accounting,
+    Cost,
+    Entry,
+    MaskCode,
+    Recipients,
+    mask_bits,
+    paper_bits,
+    paper_rows,
+    paper_tensors,
+    seed_bits,
+    stale_share,
+    visitors,
+)
+from gossamer.accounting.flops import FLOPS, Effort, FlopsModel, densities, density
+from gossamer.accounting.time import NETWORKS, Network
+
+__all__ = [
+    "FLOPS",
+    "NETWORKS",
+    "Accounting",
+    "Cost",
+    "Effort",
+    "Entry",
+    "FlopsModel",
+    "MaskCode",
+    "Network",
+    "Recipients",
+    "densities",
+    "density",
+    "mask_bits",
+    "paper_bits",
+    "paper_rows",
+    "paper_tensors",
+    "seed_bits",
+    "stale_share",
+    "visitors",
+]

@@ -1,0 +1,210 @@
+"""Bits of messages, in three columns: sent, information, and as the method's paper counts.
+
+*Sent* is the encoded bytes, *information* the values plus the entropy of the masks (the limit), and
+*paper* follows the conventions of the method's paper (`Accounting`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer.core import Masks
+from gossamer.fields import option
+from gossamer.wire import Drawn, Packed, Revision, Schema, flatten
+from gossamer.wire.format import field_of
+from gossamer.wire.nodes import Leaf, ScalarNode, TensorNode
+
+Recipients = Literal["sampled", "all"]
+MaskCode = Literal[
+    "bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "counted", "seed", "auto"
+]
+"""`entropy` is that of each tensor; `counted` that of all together, and how many are kept."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bits each way in three columns, floating-point operations, and examples trained on."""
+
+    up: int = 0
+    down: int = 0
+    information_up: float = 0.0
+    information_down: float = 0.0
+    paper_up: int = 0
+    paper_down: int = 0
+    flops: int = 0
+    examples: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the ledger: what one field of one message cost, in bits."""
+
+    direction: Literal["up", "down"]
+    message: str
+    leaf: str
+    sent: float
+    information: float
+    paper: float
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How a paper counts bits; a method that differs from the default has it as a field."""
+
+    recipients: Recipients = option("sampled", "who is charged for what goes down, in the paper")
+    mask_code: MaskCode = option("bitmap", "what a mask costs in the paper")
+    uncharged: str = option("", "fields of messages that the paper does not count, with commas")
+
+
+def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
+    """The bits of a record as papers count them: 32 for a number, no header."""
+    return sum(bits for _, bits in paper_rows(record, accounting))
+
+
+def paper_rows(
+    record: object, accounting: Accounting, schema: Schema | None = None
+) -> Sequence[tuple[str, float]]:
+    """The paper's bits of every leaf, with the field it belongs to."""
+    schema = schema or Schema.of(record)
+    known = _known_rows(schema, accounting)
+    if None not in known:
+        return [row for row in known if row]
+    return [
+        row or (field_of(path), _leaf_bits(leaf, accounting.mask_code))
+        for row, (path, _), leaf in zip(known, schema.leaves, flatten(record), strict=True)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float] | None]:
+    """The rows of leaves that cost the same whatever is in them, and None for the others."""
+    uncharged = {name.strip() for name in accounting.uncharged.split(",") if name.strip()}
+    found: list[tuple[str, float] | None] = []
+    for path, node in schema.leaves:
+        field = field_of(path)
+        match node:
+            case _ if _names(field) & uncharged:
+                found.append((field, 0.0))
+            case TensorNode() if node.dtype != torch.bool:
+                found.append((field, 32.0 * node.count))
+            case ScalarNode():
+                found.append((field, 32.0))
+            case _:
+                found.append(None)
+    return found
+
+
+def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
+    match leaf:
+        case Packed():
+            return 32.0 * sum(values.numel() for values in leaf.values.values())
+        case Revision():
+            return mask_bits(leaf.masks, code)
+        case Drawn():
+            return 0.0 if code == "none" else seed_bits(len(leaf.kept))
+        case dict():
+            return mask_bits(leaf, code)
+        case Tensor():
+            return mask_bits({"": leaf}, code)
+        case _:
+            return 32.0
+
+
+def _names(field: str) -> set[str]:
+    """What a field of a record in a record may be called: `frozen.values`, or just `frozen`."""
+    parts = field.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def paper_tensors(
+    record: object, accounting: Accounting, schema: Schema | None = None
+) -> Iterator[tuple[str, float]]:
+    """The paper's bits of every tensor; what it counts for several at once is shared by cost."""
+    schema = schema or Schema.of(record)
+    rows = paper_rows(record, accounting, schema)
+    for (path, _), leaf, (_, bits) in zip(schema.leaves, flatten(record), rows, strict=True):
+        match leaf:
+            case Packed():
+                parts = {name: float(values.numel()) for name, values in leaf.values.items()}
+            case Revision():
+                parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.masks.items()}
+            case dict():
+                parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.items()}
+            case Drawn():
+                parts = dict.fromkeys(leaf.kept, seed_bits(1))
+            case _:
+                yield path, bits
+                continue
+        if not (total := math.fsum(parts.values())):
+            yield path, bits
+            continue
+        for name, part in parts.items():
+            yield f"{path}[{name}]", bits * part / total
+
+
+def mask_bits(masks: Masks, code: MaskCode) -> float:
+    """What masks cost in a paper's code."""
+    if code == "auto":
+        return min(mask_bits(masks, other) for other in ("bitmap", "coo", "csr-flat", "csr-2d"))
+    if code == "seed":
+        return seed_bits(len(masks))
+    if code == "entropy":
+        return float(math.ceil(sum(_mask_bits(mask, code) for mask in masks.values())))
+    if code == "counted":
+        size = sum(mask.numel() for mask in masks.values())
+        kept = sum(int(mask.sum()) for mask in masks.values())
+        return float(math.ceil(_entropy(size, kept) + math.log2(max(size, 1))))
+    return sum(_mask_bits(mask, code) for mask in masks.values())
+
+
+def seed_bits(tensors: int) -> float:
+    """What masks cost that are drawn from a seed: it, and a number for each tensor."""
+    return 64.0 + 32.0 * tensors
+
+
+def _entropy(size: int, kept: int) -> float:
+    return 0.0 if kept in (0, size) else -size * _plogp(kept / size)
+
+
+def _mask_bits(mask: Tensor, code: MaskCode) -> float:
+    size, kept = mask.numel(), int(mask.sum())
+    match code:
+        case "bitmap":
+            return float(size)
+        case "coo":
+            return float(kept * math.ceil(math.log2(size))) if size > 1 else 0.0
+        case "csr-flat":
+            return 32.0 * kept + 64.0
+        case "csr-2d":
+            return 32.0 * kept + 32.0 * ((mask.shape[0] if mask.dim() else 1) + 1)
+        case "entropy":
+            return _entropy(size, kept)
+        case _:
+            return 0.0
+
+
+def _plogp(share: float) -> float:
+    return share * math.log2(share) + (1 - share) * math.log2(1 - share)
+
+
+def stale_share(rate: float, every: int) -> float:
+    """The part of messages down that must carry the mask, if it changes every so many rounds.
+
+    `rate` is a client's chance to take part in a round; who did since the change has the new mask.
+    """
+    return (1 - (1 - rate) ** every) / (every * rate)
+
+
+def visitors(pool: int, clients: int, rounds: int) -> float:
+    """Clients that are expected to take part at least once: what is sent to each of them once."""
+    return pool * (1 - (1 - clients / pool) ** rounds)

@@ -1,0 +1,205 @@
+"""Prices a method without training: real messages, real masks, no arithmetic on data.
+
+A dry run goes through every function of the method but takes no step. Where all rounds but the
+first cost the same, it stops early and the rest is multiplied out; otherwise it goes through all,
+and always for a method with masks at the server, which may do something rarely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from gossamer.core import Client, Data, Examples
+from gossamer.data.arrays import Floats
+from gossamer.data.budgets import facts
+from gossamer.data.federation import Augment
+from gossamer.data.index import Pool
+from gossamer.engine.client import AnyMethod
+from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
+from gossamer.engine.loop import run
+from gossamer.engine.options import Options, Stop
+from gossamer.task import Task
+from gossamer.task.layout import Input
+from gossamer.wire import PLAIN, Mode
+
+PROBE = 12
+"""Rounds that must cost the same, after the first, before the rest is taken to do so too."""
+
+Line = tuple[str, str, str]
+"""Direction, message and leaf."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A line of a price list: how many messages, and their bits in three columns."""
+
+    messages: int = 0
+    sent: float = 0.0
+    information: float = 0.0
+    paper: float = 0.0
+
+    def __add__(self, other: Bits) -> Bits:
+        return Bits(
+            self.messages + other.messages,
+            self.sent + other.sent,
+            self.information + other.information,
+            self.paper + other.paper,
+        )
+
+    def __mul__(self, times: int) -> Bits:
+        return Bits(
+            self.messages * times, self.sent * times, self.information * times, self.paper * times
+        )
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a method costs in all rounds together."""
+
+    rounds: int
+    exact: int
+    """Rounds that were gone through; the others cost what the last of these does."""
+    lines: Mapping[Line, Bits]
+    flops: int
+    device_seconds: float | None
+
+    def total(self, direction: str) -> Bits:
+        """All bits of one direction."""
+        return sum((bits for line, bits in self.lines.items() if line[0] == direction), Bits())
+
+
+def price(
+    method: AnyMethod,
+    task: Task,
+    *,
+    classes: int,
+    pool: int,
+    examples: int,
+    rounds: int,
+    seed: int = 0,
+    options: Options = Options(),
+    wire: Mode = PLAIN,
+    budgets: Floats | None = None,
+) -> Price:
+    """The price of a method for clients with so many examples each, of the task's shape.
+
+    `budgets` has the density that each client can afford; left out, it is 1.
+    """
+    federation = Blank(task.layout.input, classes, pool, examples, budgets=budgets)
+    stop = Stop()
+    meter = _Meter(stop, hasattr(method, "measures"))
+    run(
+        method,
+        task,
+        federation,
+        rounds=rounds,
+        seed=seed,
+        options=options,
+        sinks=[meter],
+        stop=stop,
+        wire=wire,
+        dry=True,
+    )
+    return meter.price(rounds)
+
+
+def add_up(events: Iterable[ClientFinished]) -> dict[Line, Bits]:
+    """The ledger of some clients, by direction, message and leaf."""
+    found: dict[Line, Bits] = {}
+    for event in events:
+        for entry in event.traffic:
+            line = (entry.direction, entry.message, entry.leaf)
+            here = Bits(1, entry.sent, entry.information, entry.paper)
+            found[line] = found.get(line, Bits()) + here
+    return found
+
+
+class _Meter:
+    """Adds up a dry run, and stops it when its rounds repeat."""
+
+    def __init__(self, stop: Stop, all_rounds: bool) -> None:
+        self._stop = stop
+        self._all = all_rounds
+        self._clients: list[ClientFinished] = []
+        self._rounds: list[tuple[dict[Line, Bits], int, float]] = []
+        self._seconds: float | None = None
+
+    def emit(self, event: Event, clock: Clock) -> None:
+        match event:
+            case ClientFinished():
+                self._clients.append(event)
+            case RoundFinished():
+                flops = sum(client.flops for client in self._clients)
+                before, self._seconds = self._seconds, event.device_seconds
+                seconds = (self._seconds or 0.0) - (before or 0.0)
+                self._rounds.append((add_up(self._clients), flops, round(seconds, 9)))
+                self._clients = []
+                later = self._rounds[1 : PROBE + 1]
+                if self._all or len(self._rounds) != PROBE + 1:
+                    return
+                if all(each == later[0] for each in later):
+                    self._stop.request()
+            case _:
+                pass
+
+    def close(self) -> None:
+        pass
+
+    def price(self, rounds: int) -> Price:
+        """All rounds: those gone through, and the last one for each of the others."""
+        rest = rounds - len(self._rounds)
+        lines: dict[Line, Bits] = {}
+        flops, seconds = 0, 0.0
+        for index, (found, work, took) in enumerate(self._rounds):
+            times = 1 + rest * (index == len(self._rounds) - 1)
+            for line, bits in found.items():
+                lines[line] = lines.get(line, Bits()) + bits * times
+            flops += work * times
+            seconds += took * times
+        timed = self._seconds is not None
+        return Price(rounds, len(self._rounds), lines, flops, seconds if timed else None)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A federation of clients whose examples are all zero and take no memory."""
+
+    input: Input
+    classes: int
+    size: int
+    examples: int
+    name: str = "blank"
+    augment: Augment | None = None
+    budgets: Floats | None = None
+
+    @cached_property
+    def pool(self) -> Sequence[Client]:
+        return Pool(np.full(self.size, self.examples), self._budgets)
+
+    @property
+    def _budgets(self) -> Floats:
+        return np.ones(self.size, np.float32) if self.budgets is None else self.budgets
+
+    @property
+    def test(self) -> Examples:
+        return self._blank(0)
+
+    def describe(self) -> Mapping[str, Any]:
+        known = {"name": self.name, "shape": self.input.shape, "classes": self.classes}
+        return {**known, **facts(self._budgets)}
+
+    def client(self, id: int) -> Data:
+        return Data(self._blank(self.examples), self._blank(0), self._blank(0))
+
+    def test_rows(self, id: int) -> np.ndarray | None:
+        return None
+
+    def _blank(self, count: int) -> Examples:
+        labels = torch.zeros(1, dtype=torch.int64).expand(count)
+        return Examples(self.input.blank(count), labels)

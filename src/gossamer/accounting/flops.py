@@ -1,0 +1,114 @@
+"""Floating-point operations, in the conventions of the papers, which disagree; see `FLOPS`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gossamer.core import Masks
+from gossamer.task.layout import Layout
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a client computed in one participation."""
+
+    layout: Layout
+    densities: Mapping[str, float]
+    """Of prunable tensors; one that is absent is dense."""
+    examples: int
+    """Trained on, all epochs together."""
+    steps: int
+    per_epoch: int
+    """Steps in one epoch."""
+
+    trained: Mapping[str, float] = field(default_factory=dict)
+    """Densities of what was trained; one that is absent was trained wherever it is active."""
+
+    def density(self, name: str) -> float:
+        """The part of a tensor that is active."""
+        return self.densities.get(name, 1.0)
+
+    def macs(self, factor: Callable[[float], float]) -> float:
+        """Multiply-accumulates over all examples, each layer times a function of its density."""
+        return self.layers(lambda density, trained: factor(density))
+
+    def layers(self, factor: Callable[[float, float], float]) -> float:
+        """The same, for a function of the density and of that of the trained part."""
+        if not self.densities and not self.trained:
+            return self.layout.macs * factor(1.0, 1.0) * self.examples
+        each = math.fsum(
+            leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
+            for name, leaf in self.layout.leaves.items()
+        )
+        return each * self.examples
+
+    @property
+    def mean_density(self) -> float:
+        """The mean over prunable layers, every layer counting the same."""
+        names = self.layout.prunable
+        return math.fsum(map(self.density, names)) / len(names) if names else 1.0
+
+
+def _spafl(
+    effort: Effort, per_layer: Callable[[float], float], every_weight: bool = False
+) -> float:
+    """SpaFL's work: passes, updates of weights and thresholds, masks and the importance update."""
+    weights = effort.layout.total("count", effort.layout.prunable)
+    updated = 1.0 if every_weight else effort.mean_density
+    updates = updated * weights * effort.per_epoch
+    if not effort.densities:
+        return effort.macs(per_layer) + updates
+    thresholds = effort.layout.rows
+    return effort.macs(per_layer) + updates + 2.5 * weights + thresholds * effort.per_epoch
+
+
+FLOPS: Mapping[str, Callable[[Effort], float]] = {
+    "passes": lambda effort: 2 * effort.macs(lambda d: 3 * d),
+    "spafl": lambda effort: _spafl(effort, lambda d: d * (2 + d)),
+    "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d, every_weight=True),
+    "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
+    "flash": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
+    "flash-dense-gradient": lambda effort: effort.macs(lambda d: 2 * d + 1),
+    "swat": lambda effort: effort.macs(lambda d: 3 * d),
+    "pffdst": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
+    "forward": lambda effort: effort.macs(lambda d: d),
+}
+"""Conventions by name. `passes`, the default: a training step is three forward passes, a masked
+layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
+SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
+are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, the
+last with gradients of all weights where a method needs them, or in `-dense-gradient` always.
+`swat`: density on all three passes. `pffdst`: the gradient of the weights only where they are not
+frozen. `forward`: the forward pass alone."""
+
+FlopsModel = Literal[
+    "passes",
+    "spafl",
+    "spafl-eq36",
+    "spafl-text",
+    "flash",
+    "flash-dense-gradient",
+    "swat",
+    "pffdst",
+    "forward",
+]
+
+
+def density(layout: Layout, masks: Masks) -> float:
+    """The share of prunable weights that a set of masks keeps."""
+    if not masks:
+        return 1.0
+    total = sum(layout.leaves[name].count for name in layout.prunable)
+    kept = sum(
+        int(masks[name].sum()) if name in masks else layout.leaves[name].count
+        for name in layout.prunable
+    )
+    return kept / total if total else 1.0
+
+
+def densities(masks: Masks) -> dict[str, float]:
+    """The share that each mask keeps."""
+    return {name: float(mask.float().mean()) for name, mask in masks.items() if mask.numel()}

@@ -1,0 +1,370 @@
+"""Conformance: what every method promises the engine, tried on a tiny federation.
+
+    for finding in check(Mine()):
+        print(finding)
+
+The engine relies on these promises for resuming, parallel workers, replay and honest accounting; a
+method that breaks one of them usually still trains, and is wrong without a sign. Every check is
+made with a plain convolutional net and with one that has batch normalisation and dropout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer import fields
+from gossamer.conformance.bench import Bench, Broken, Ran, Round, Story, poison, story, whole_run
+from gossamer.conformance.toys import Tiny, normed_task, plain_task, small
+from gossamer.core import Ensemble, Masks, Measures, Params, Result
+from gossamer.engine.client import AnyMethod, batches
+from gossamer.engine.expected import Expected
+from gossamer.engine.workers import one_torch_thread
+from gossamer.task import Task
+from gossamer.task.tracing import untouched_generators
+from gossamer.wire import (
+    Packed,
+    Revision,
+    Schema,
+    decode,
+    difference,
+    dump,
+    encode,
+    flatten,
+    held,
+    load,
+    record_types,
+)
+
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One promise, whether it is kept, and if not, why in one sentence."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+Promise = Callable[[Bench], None]
+
+
+def check(method: AnyMethod, rounds: int = ROUNDS) -> Iterator[Finding]:
+    """Tries every promise, one after the other, in a few seconds.
+
+    Take more rounds for a method whose later phases begin after the fourth.
+    """
+    basics = _finding("settings are sound", lambda: _settings(method))
+    yield basics
+    if not basics.ok:
+        return
+    benches = [Bench(small(method), task, Tiny(), rounds) for task in (plain_task(), normed_task())]
+    for name, promise in PROMISES.items():
+        yield _finding(name, *(_attempt(promise, bench) for bench in benches))
+
+
+def _attempt(promise: Promise, bench: Bench) -> Callable[[], None]:
+    def attempt() -> None:
+        with one_torch_thread(), untouched_generators():
+            try:
+                promise(bench)
+            except Exception as error:
+                if bench.task.layout.batch_norm:
+                    error.add_note("with batch normalisation and dropout")
+                raise
+
+    return attempt
+
+
+def _finding(name: str, *attempts: Callable[[], None]) -> Finding:
+    for attempt in attempts:
+        try:
+            attempt()
+        except Exception as error:
+            text = (str(error).splitlines() or ["no message"])[0]
+            told = text if isinstance(error, Broken) else f"{type(error).__name__}: {text}"
+            where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            return Finding(name, False, told + where)
+    return Finding(name, True)
+
+
+# the promises -----------------------------------------------------------------------------------
+
+
+def _settings(method: AnyMethod) -> None:
+    """A frozen dataclass whose settings are within bounds and have names of their own."""
+    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+        raise Broken(f"{method!r} is not an instance of a dataclass; use @dataclass(frozen=True)")
+    if not type(method).__dataclass_params__.frozen:
+        raise Broken("the dataclass is not frozen; use @dataclass(frozen=True)")
+    fields.check(method)
+    names = [setting.name for setting in fields.settings(method)]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise Broken(f"two settings are called {doubles[0]!r}; the command line needs one of each")
+
+
+def _encodable(bench: Bench) -> None:
+    """What travels or is kept goes through bytes and comes back equal."""
+    for round in bench.history(_travels):
+        for result in round.results:
+            _declared(bench.task, result)
+
+
+def _travels(name: str, record: object) -> None:
+    try:
+        schema = Schema.of(record)
+    except TypeError as refusal:
+        text = str(refusal).removeprefix("record")
+        raise Broken(f"{name} cannot be encoded: {name}{text}") from refusal
+    again = decode(encode(record, schema), schema, held=held(record))
+    if Schema.of(again) != schema or dump(again) != dump(record):
+        raise Broken(f"{name} changes when it is encoded and decoded")
+
+
+def _declared(task: Task, result: Result[Any, Any]) -> None:
+    """Masks fit the layout and metrics fit the event log."""
+    _fit(task, result.masks, "finish declares")
+    try:
+        json.dumps(dict(result.metrics))
+    except TypeError as refusal:
+        raise Broken(f"finish has a metric that is not a number: {refusal}") from refusal
+
+
+def _fit(task: Task, masks: Masks, who: str) -> None:
+    for leaf, mask in masks.items():
+        known = task.layout.leaves.get(leaf)
+        if known is None or mask.dtype != torch.bool or tuple(mask.shape) != known.shape:
+            raise Broken(f"{who} a mask {leaf!r} that is no bool tensor of its shape")
+
+
+def _measures(bench: Bench) -> None:
+    """What a method shows of its state fits the layout and the event log; it need show nothing."""
+    measures = getattr(bench.method, "measures", None)
+    if measures is None:
+        return
+    _shown(bench.task, measures(bench.server(0), bench.init()))
+    for round in bench.history():
+        _shown(bench.task, measures(bench.server(round.number), round.merged))
+
+
+def _shown(task: Task, found: object) -> None:
+    if not isinstance(found, Measures):
+        raise Broken(f"measures returns a {type(found).__name__}, not gossamer.core.Measures")
+    _fit(task, found.masks, "measures shows")
+    for name, value in found.metrics.items():
+        if not isinstance(value, float | int) or not math.isfinite(value):
+            raise Broken(f"measures shows a metric {name!r} that is no finite number: {value!r}")
+
+
+def _named(bench: Bench) -> None:
+    """Every record is of a type that the method's signatures name, so that it can be read back."""
+    types = record_types(bench.method)
+
+    def read_back(name: str, record: object) -> None:
+        try:
+            load(dump(record), types)
+        except ValueError as refusal:
+            raise Broken(
+                f"{name} cannot be read back from disk: {refusal}; "
+                "annotate init, down, begin and finish with the records they take and return"
+            ) from refusal
+
+    for _ in bench.history(read_back):
+        pass
+
+
+def _foreseen(bench: Bench) -> None:
+    """Every reply has a form that the server can tell from what it sent."""
+    expected = Expected(bench.method)
+    for round in bench.history():
+        for exchange in round.exchanges:
+            forms = expected(bench.server(round.number), exchange.down)
+            if reason := difference(Schema.of(exchange.up), forms):
+                raise Broken(
+                    f"the reply of client {exchange.client.id} in round {round.number} would be "
+                    f"refused: {reason}; send a form that depends on Down alone, or let "
+                    "replies(self, ctx, down) return an example of each form"
+                )
+
+
+def _repeatable(bench: Bench) -> None:
+    """The same call twice gives the same record."""
+    poison(1)
+    first = Story(bench, twice=True).tell()
+    again = story(bench, seed=1)
+    _same_story(first, again, "is another one when all is done again; keep no state but in records")
+
+
+def _seeded(bench: Bench) -> None:
+    """No result depends on a global generator."""
+    one, two = story(bench, seed=1), story(bench, seed=2)
+    _same_story(one, two, "depends on the global seeds; draw from ctx.key or ctx.common instead")
+
+
+def _untouched(bench: Bench) -> None:
+    """No function changes what it was given, and training changes nothing but its work."""
+    Story(bench, guard=True).tell()
+
+
+def _cohorts(bench: Bench) -> None:
+    """A cohort is some clients of the pool, nobody twice."""
+    for round in bench.history():
+        ids = [client.id for client in bench.cohort(round.number, round.state)]
+        if len(set(ids)) != len(ids):
+            raise Broken(f"the cohort of round {round.number} names a client twice")
+        if not all(exchange.client in bench.federation.pool for exchange in round.exchanges):
+            raise Broken(f"the cohort of round {round.number} names somebody outside the pool")
+
+
+def _empty_round(bench: Bench) -> None:
+    """A round in which nobody answers leaves the state alone."""
+    for round in bench.history():
+        after = bench.method.merge(bench.server(round.number), round.state, iter(()))
+        if dump(after) != dump(round.state):
+            raise Broken(f"merging no exchanges in round {round.number} changes the server's state")
+
+
+def _failures(bench: Bench) -> None:
+    """A round goes on without the clients that failed, and its model is whole."""
+    for round in bench.history():
+        ctx = bench.server(round.number)
+        after = bench.method.merge(ctx, round.state, iter(round.exchanges[1:]))
+        _whole(bench.task, bench.method.model(ctx, after, None), "without one of the clients")
+
+
+def _arrival(bench: Bench) -> None:
+    """Merging gives the same within rounding, in whatever order exchanges arrive."""
+    for round in bench.history():
+        ctx, merged = bench.server(round.number), round.merged
+        once = bench.method.merge(ctx, round.state, iter(round.exchanges))
+        if dump(once) != dump(merged):
+            raise Broken("merge reads its exchanges more than once; they come one at a time")
+        turned = bench.method.merge(ctx, round.state, iter(round.exchanges[::-1]))
+        if not _close(merged, turned):
+            raise Broken(f"merge of round {round.number} depends on the order of arrival")
+
+
+def _models(bench: Bench) -> None:
+    """The model has every tensor of the layout, whoever asks for it."""
+    state = bench.init()
+    _whole(bench.task, bench.method.model(bench.server(0), state, None), "at the start")
+    for round in bench.history():
+        ctx = bench.server(round.number)
+        _whole(bench.task, bench.method.model(ctx, round.merged, None), _after(round, "global"))
+        for exchange, result in zip(round.exchanges, round.results, strict=True):
+            if result.local is not None:
+                model = bench.method.model(ctx, round.merged, result.local)
+                _whole(bench.task, model, _after(round, f"client {exchange.client.id}"))
+
+
+def _after(round: Round, whose: str) -> str:
+    return f"{whose}, after round {round.number}"
+
+
+def _whole(task: Task, model: Params | Ensemble, whose: str) -> None:
+    members = model.members if isinstance(model, Ensemble) else (model,)
+    if isinstance(model, Ensemble) and len(model.weights) != len(members):
+        raise Broken(f"the model ({whose}) has {len(members)} members and other weights")
+    for params in members:
+        for name, leaf in task.layout.leaves.items():
+            if name not in params:
+                raise Broken(f"the model ({whose}) lacks the tensor {name!r}")
+            found = params[name]
+            if tuple(found.shape) != leaf.shape:
+                raise Broken(f"the model ({whose}) has {name!r} of shape {tuple(found.shape)}")
+            if not found.isfinite().all():
+                raise Broken(f"the model ({whose}) has numbers in {name!r} that are not finite")
+
+
+def _fractions(bench: Bench) -> None:
+    """A client may be given any part of an epoch, or more than one."""
+    state, client = bench.init(), bench.federation.pool[0]
+    down = bench.method.down(bench.server(1), state, client)
+    ctx = bench.client(1, client)
+    for epochs in (0.01, 0.5, 1.5):
+        job = dataclasses.replace(bench.method.begin(ctx, down, None), epochs=epochs)
+        work = job.work
+        for batch in batches(ctx, job):
+            work = bench.method.step(ctx, work, batch)
+        _travels("Up", bench.method.finish(ctx, work).up)
+
+
+def _parallel(bench: Bench) -> None:
+    """Two workers give the same bits and the same events as one."""
+    _same_run(whole_run(bench, 1), whole_run(bench, 2), "with two workers")
+
+
+def _resumable(bench: Bench) -> None:
+    """A run that is stopped and resumed ends like one that is not."""
+    whole = whole_run(bench, 1)
+    for round in sorted({1, bench.rounds - 1}):
+        found = whole_run(bench, 1, stop_after=round)
+        _same_run(whole, found, f"when it is resumed after round {round}")
+
+
+PROMISES: dict[str, Promise] = {
+    "records can be encoded": _encodable,
+    "records are named in signatures": _named,
+    "replies are what the server expects": _foreseen,
+    "calls can be repeated": _repeatable,
+    "global seeds do not matter": _seeded,
+    "inputs stay unchanged": _untouched,
+    "cohorts come from the pool": _cohorts,
+    "an empty round changes nothing": _empty_round,
+    "a failed client can be left out": _failures,
+    "order of arrival does not matter": _arrival,
+    "models are whole": _models,
+    "measures fit the model": _measures,
+    "epochs may be fractional": _fractions,
+    "one worker equals two": _parallel,
+    "resumed equals uninterrupted": _resumable,
+}
+
+
+# comparing --------------------------------------------------------------------------------------
+
+
+def _same_story(one: Mapping[str, bytes], two: Mapping[str, bytes], how: str) -> None:
+    for name in one:
+        if one[name] != two.get(name):
+            raise Broken(f"{name} {how}")
+
+
+def _same_run(wanted: Ran, found: Ran, when: str) -> None:
+    if wanted.state_hash != found.state_hash:
+        raise Broken(f"the final state of a run is another one {when}")
+    if wanted.events != found.events:
+        raise Broken(f"the events of a run are others {when}")
+
+
+def _close(one: object, two: object) -> bool:
+    return Schema.of(one) == Schema.of(two) and all(map(_close_leaf, flatten(one), flatten(two)))
+
+
+def _close_leaf(one: object, two: object) -> bool:
+    match one, two:
+        case Tensor(), Tensor() if one.shape == two.shape and one.is_floating_point():
+            return torch.allclose(one, two, rtol=1e-4, atol=1e-6, equal_nan=True)
+        case Tensor(), Tensor():
+            return torch.equal(one, two)
+        case float(), float():
+            return bool(np.isclose(one, two, rtol=1e-4, equal_nan=True))
+        case Packed(), Packed():
+            return _close_leaf(one.values, two.values)
+        case Revision(), Revision():
+            return _close_leaf(one.masks, two.masks)
+        case dict(), dict():
+            return all(_close_leaf(one[name], two[name]) for name in one)
+        case _:
+            return one == two

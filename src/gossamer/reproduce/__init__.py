@@ -1,0 +1,1 @@
+"""Tables of the papers: what to run, the published figures, and ours beside them."""

@@ -1,0 +1,302 @@
+"""Tables of papers as files: columns, rows with published figures, and scales to run them at."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gossamer
+from gossamer import fields
+from gossamer.config import Config, find_method, nearest, read
+from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
+
+SCALES = ("quick", "here", "full")
+ACCURACIES = {"global": "global_accuracy", "clients": "personal_mean", "local": "local_mean"}
+"""Of the server's model on its test data; of each client's, its own or the server's, on the
+client's test data; of the clients that have a model of their own."""
+SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
+"""What grows from round to round: bits as sent and as the paper counts, and operations."""
+FIGURES = (*ACCURACIES, *SUMS, "density", "zeros")
+UNITS = {
+    "": 1.0,
+    "%": 0.01,
+    "Gbit": 1e9,
+    "GiB": 8.0 * 2**30,
+    "GB": 8e9,
+    "GFLOP": 1e9,
+    "TFLOP": 1e12,
+}
+MOMENTS = ("last", "best", "last-10")
+RELATIONS = ("", "share", "saving")
+OVER = ("mean", "max", "middle")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of runs that the table prints."""
+
+    name: str
+    title: str
+    figure: str
+    unit: str = ""
+    at: str = "last"
+    """The evaluation that an accuracy is of: last, best, or last-10, the mean of the last ten."""
+    whole: bool = False
+    """A run of fewer rounds than the paper's is multiplied up to them."""
+    relative: str = ""
+    """To the row's reference: its share of it, or how many times less it is (`saving`)."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure as printed, and its standard deviation where there is one."""
+
+    value: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: what is published of it, and the run that gives the same."""
+
+    name: str
+    title: str
+    config: Config | None = None
+    """With the settings of the paper; none where nothing here can run it."""
+    published: Mapping[str, Published] = field(default_factory=dict)
+    reference: str = ""
+    """The row that shares and savings are of."""
+    over: str = "mean"
+    """Seeds come to their mean, the max, or the mean of the middle: without best and worst."""
+    seeds: int = 0
+    """At most so many, as the paper has; 0: as many as the scale has."""
+
+    @property
+    def training(self) -> int:
+        """Rounds of the paper that train."""
+        return training(self.config) if self.config else 0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a table is run."""
+
+    name: str
+    about: str
+    seeds: int = 1
+    part: float = 1.0
+    """Of the paper's rounds."""
+    rows: tuple[str, ...] = ()
+    """That are run; all where it is empty."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of single rows."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper."""
+
+    name: str
+    title: str
+    source: str
+    columns: Mapping[str, Column]
+    rows: Mapping[str, Row]
+    scales: Mapping[str, Scale]
+    notes: tuple[str, ...] = ()
+
+    def runs(self, scale: Scale) -> list[Row]:
+        """The rows that a scale runs, in the order of the table."""
+        chosen = scale.rows or tuple(self.rows)
+        return [row for name, row in self.rows.items() if name in chosen and row.config]
+
+    def plans(
+        self, scale: Scale, out: Path, seeds: int = 0, more: Mapping[str, Any] | None = None
+    ) -> list[Plan]:
+        """Every run of a scale, seeds outermost; `seeds` is how many instead of the scale's.
+
+        `more` are settings for all of them.
+        """
+        found = []
+        configs = [(row, _scaled(row, scale, more or {})) for row in self.runs(scale)]
+        for place in range(seeds or scale.seeds):
+            for row, config in configs:
+                if place >= (seeds or row.seeds or scale.seeds):
+                    continue
+                seed = config.experiment.seed + place
+                each = replace(config, experiment=replace(config.experiment, seed=seed))
+                found.append(Plan(out / row.name / f"seed-{seed}", each))
+        return found
+
+
+def _scaled(row: Row, scale: Scale, more: Mapping[str, Any]) -> Config:
+    """What is run of a row: the paper's settings with those of the scale, and fewer rounds."""
+    assert row.config is not None
+    wishes = {**scale.settings, **scale.row.get(row.name, {}), **more}
+    train = int(wishes.pop("rounds", math.ceil(row.training * scale.part)))
+    config = overridden(row.config, wishes)
+    return replace(
+        config,
+        experiment=replace(config.experiment, rounds=train + probes(config.build_method())),
+    )
+
+
+def training(config: Config) -> int:
+    """Rounds of a run that do more than probe."""
+    return config.experiment.rounds - probes(config.build_method())
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+def folder() -> Path:
+    """Where the tables that come with the package lie."""
+    here = Path(gossamer.__file__).parent / "papers"
+    # A clone made without symbolic links has a file there.
+    return here if here.is_dir() else here.parents[2] / "papers"
+
+
+def names() -> list[str]:
+    """Of all tables that come with the package."""
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def described() -> list[dict[str, str]]:
+    """Name, title and source of each of them; nothing else of the files is looked at."""
+    found = []
+    for name in names():
+        plain = tomllib.loads((folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        found.append({"name": name, "title": plain["title"], "source": plain["source"]})
+    return found
+
+
+def find(word: str) -> Table:
+    """A table by its name, or in a file of one's own."""
+    if word.endswith(".toml"):
+        if not Path(word).exists():
+            raise FileNotFoundError(f"there is no table {word}")
+        return load(Path(word))
+    known = names()
+    if word not in known:
+        raise KeyError(f"no table {word!r}{nearest(word, known)} `gossamer paper` lists them all")
+    return load(folder() / f"{word}.toml")
+
+
+def load(path: Path) -> Table:
+    """The table in a file; whatever in it has no meaning is refused."""
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as damage:
+        raise ValueError(f"{path} is not valid TOML: {damage}") from None
+    try:
+        return _table(path, plain)
+    except (KeyError, ValueError, FileNotFoundError) as problem:
+        raise ValueError(f"{path}: {problem.args[0]}") from problem
+    except (TypeError, AttributeError) as problem:
+        raise ValueError(f"{path} is no table of a paper: {problem}") from problem
+
+
+def _table(path: Path, plain: Mapping[str, Any]) -> Table:
+    _known(plain, ("title", "source", "notes", "column", "row", "scale"), "entry of a table")
+    _needed(plain, ("title", "source", "column", "row", "scale"), "the table")
+    columns = {name: _column(name, part) for name, part in plain["column"].items()}
+    rows = {name: _row(path.parent, name, part, columns) for name, part in plain["row"].items()}
+    for row in rows.values():
+        relative = [name for name in row.published if columns[name].relative]
+        if row.config and relative and not row.reference:
+            raise ValueError(f"row {row.name}: {relative[0]} is relative; name its reference")
+        if row.reference:
+            _known([row.reference], rows, "row")
+    scales = {name: _scale(name, part, rows) for name, part in plain["scale"].items()}
+    _known(scales, SCALES, "scale")
+    notes = tuple(plain.get("notes", ()))
+    return Table(path.stem, plain["title"], plain["source"], columns, rows, scales, notes)
+
+
+def _column(name: str, part: Mapping[str, Any]) -> Column:
+    what = f"column {name}"
+    _known(part, ("title", "figure", "unit", "at", "whole", "relative"), f"entry of {what}")
+    _needed(part, ("title", "figure"), what)
+    found = Column(name, **part)
+    for value, choices, word in (
+        (found.figure, FIGURES, "figure"),
+        (found.unit, UNITS, "unit"),
+        (found.at, MOMENTS, "moment"),
+        (found.relative, RELATIONS, "relation"),
+    ):
+        _known([value], choices, word)
+    if found.at != "last" and found.figure not in ACCURACIES:
+        raise ValueError(f"{what}: {found.at} is for accuracies, {found.figure} is none")
+    if found.whole and found.figure not in SUMS:
+        raise ValueError(f"{what}: {found.figure} does not grow with rounds; leave out whole")
+    return found
+
+
+def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, Column]) -> Row:
+    what = f"row {name}"
+    known = ("title", "run", "set", "published", "reference", "over", "seeds")
+    _known(part, known, f"entry of {what}")
+    _needed(part, ("title",), what)
+    published = {key: _published(value) for key, value in part.get("published", {}).items()}
+    _known(published, columns, "column")
+    _known([part.get("over", "mean")], OVER, "way to join seeds")
+    config = None
+    if "run" in part:
+        file = place / part["run"]
+        if not file.exists():
+            raise FileNotFoundError(f"{what}: there is no configuration file {file}")
+        config = read(file)
+        _settings(part.get("set", {}), [config], what)
+        config = overridden(config, part.get("set", {}))
+        config.build_method()
+    rest = {key: part[key] for key in ("reference", "over", "seeds") if key in part}
+    return Row(name, part["title"], config, published, **rest)
+
+
+def _published(value: Any) -> Published:
+    return Published(*map(float, value)) if isinstance(value, list) else Published(float(value))
+
+
+def _scale(name: str, part: Mapping[str, Any], rows: Mapping[str, Row]) -> Scale:
+    what = f"scale {name}"
+    _known(part, ("about", "seeds", "part", "rows", "set", "row"), f"entry of {what}")
+    _needed(part, ("about",), what)
+    chosen, own = tuple(part.get("rows", ())), part.get("row", {})
+    _known([*chosen, *own], rows, "row")
+    for row in chosen:
+        if rows[row].config is None:
+            raise ValueError(f"{what}: row {row} names no run")
+    settings = part.get("set", {})
+    _settings(settings, [row.config for row in rows.values() if row.config], what)
+    for row, values in own.items():
+        config = rows[row].config
+        _settings(values, [config] if config else [], f"{what}, row {row}")
+    rest = {key: part[key] for key in ("seeds", "part") if key in part}
+    if not 0 < rest.get("part", 1) <= 1 or rest.get("seeds", 1) < 1:
+        raise ValueError(f"{what}: part is above 0 and at most 1, and seeds at least 1")
+    return Scale(name, part["about"], rows=chosen, settings=settings, row=own, **rest)
+
+
+def _settings(values: Mapping[str, Any], configs: Sequence[Config], what: str) -> None:
+    """Refuses what none of the configurations has a setting for."""
+    known = set(common_settings())
+    for config in configs:
+        known |= {item.name for item in fields.settings(find_method(config.method))}
+    _known(values, known, f"setting for {what}")
+
+
+def _known(words: Iterable[str], known: Collection[str], what: str) -> None:
+    for word in words:
+        if word not in known:
+            hint = f"{nearest(word, known)} known: {', '.join(sorted(known))}"
+            raise KeyError(f"no {what} is called {word!r}{hint}")
+
+
+def _needed(part: Mapping[str, Any], words: Sequence[str], what: str) -> None:
+    for word in words:
+        if word not in part:
+            raise ValueError(f"{what} has no {word}")

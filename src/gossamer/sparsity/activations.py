@@ -1,0 +1,206 @@
+"""Training with less memory: small activations are forgotten, and weights keep the others small.
+
+What a layer must remember for its gradient is mostly its input. `pruned` makes a task whose layers
+remember the largest entries of it only: the forward pass is exact, and so is the gradient that goes
+on to the layer before; the gradient of the weights is that of the entries remembered. Whether few
+entries matter depends on how activations are spread, which `standardised` weights see to without
+batch normalisation.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, pi, sqrt
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+
+from gossamer.core import Masks, Params
+from gossamer.sparsity import as_fraction
+from gossamer.task import Task
+from gossamer.task.layout import Layout
+
+GAIN = sqrt(2 / (1 - 1 / pi))
+"""What keeps the variance of signals through a ReLU, as in the paper of Brock et al., ICLR 2021."""
+LEAST = 1e-6
+"""Added to variances, so that weights that are all the same have a gradient."""
+
+_lock = threading.Lock()
+_tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
+
+
+# activations --------------------------------------------------------------------------------------
+
+
+def pruned(task: Task, share: float) -> Task:
+    """The same task, of which convolutions and linear layers forget `share` of their inputs.
+
+    The smallest entries go, of a whole batch together. What comes from the data is there anyway and
+    is not pruned, and convolutions that pad with anything but numbers of zeros stay as they are.
+    The same call returns the same task, which is for one thread at a time like any other.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"a share of activations is at least 0 and below 1, not {share:g}")
+    if not share:
+        return task
+    with _lock:
+        known = _tasks.setdefault(task, {})
+        if share in known:
+            return known[share]
+    module = copy.deepcopy(task.module)
+    for part in module.modules():
+        if (kind := _KINDS.get(type(part))) and _plain(part):
+            part.__class__ = kind
+            vars(part)["forgets"] = share
+    found = Task(module, task.criterion, task.layout, task.precision, task.device)
+    with _lock:
+        return known.setdefault(share, found)
+
+
+def remembered(x: Tensor, share: float) -> Tensor:
+    """True at the largest magnitudes of a tensor; `share` of all entries, rounded down, is lost."""
+    kept = ceil((1 - as_fraction(share)) * x.numel())
+    found = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
+    found[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
+    return found.reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class _Sliding:
+    """How a convolution moves over its input."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer or a convolution that remembers a part of its input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, share: float, how: _Sliding | None
+    ) -> Tensor:
+        mask = remembered(x, share)
+        ctx.save_for_backward(x[mask], mask, weight)
+        ctx.how = how
+        if how is None:
+            return functional.linear(x, weight, bias)
+        moves = (how.stride, how.padding, how.dilation, how.groups)
+        return _CONVOLUTIONS[len(how.stride)](x, weight, bias, *moves)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        values, mask, weight = ctx.saved_tensors
+        (grad,), how, wanted = grads, ctx.how, ctx.needs_input_grad[:3]
+        # Arithmetic of 16 bits casts on the way forward, and has to be followed back.
+        x = torch.zeros(mask.shape, dtype=grad.dtype, device=grad.device)
+        x.masked_scatter_(mask, values.to(grad.dtype))
+        cast = weight.to(grad.dtype)
+        if how is None:
+            rows = grad.flatten(0, -2)
+            found = (
+                grad @ cast if wanted[0] else None,
+                rows.T @ x.flatten(0, -2) if wanted[1] else None,
+                rows.sum(0) if wanted[2] else None,
+            )
+        else:
+            still = [0] * len(how.stride)
+            moves = (how.stride, how.padding, how.dilation, False, still, how.groups)
+            bias = [weight.shape[0]]
+            found = torch.ops.aten.convolution_backward(grad, x, cast, bias, *moves, wanted)
+        kinds = (values.dtype, weight.dtype, weight.dtype)
+        to_input, to_weight, to_bias = (
+            None if each is None else each.to(kind) for each, kind in zip(found, kinds, strict=True)
+        )
+        return to_input, to_weight, to_bias, None, None
+
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
+    1: functional.conv1d,
+    2: functional.conv2d,
+    3: functional.conv3d,
+}
+
+
+def _apply(layer: nn.Module, x: Tensor, how: _Sliding | None) -> Tensor:
+    found: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _convolved(layer: _ConvNd, x: Tensor) -> Tensor:
+    assert not isinstance(layer.padding, str)
+    return _apply(layer, x, _Sliding(layer.stride, layer.padding, layer.dilation, layer.groups))
+
+
+class _Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return _apply(self, input, None) if input.requires_grad else super().forward(input)
+
+
+class _Conv1d(nn.Conv1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input) if input.requires_grad else super().forward(input)
+
+
+class _Conv2d(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input) if input.requires_grad else super().forward(input)
+
+
+class _Conv3d(nn.Conv3d):
+    def forward(self, input: Tensor) -> Tensor:
+        return _convolved(self, input) if input.requires_grad else super().forward(input)
+
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: _Linear,
+    nn.Conv1d: _Conv1d,
+    nn.Conv2d: _Conv2d,
+    nn.Conv3d: _Conv3d,
+}
+
+
+def _plain(part: nn.Module) -> bool:
+    """Whether a layer pads with numbers of zeros, if it pads at all."""
+    if not isinstance(part, _ConvNd):
+        return True
+    return part.padding_mode == "zeros" and not isinstance(part.padding, str)
+
+
+# weights ------------------------------------------------------------------------------------------
+
+
+def standardised(layout: Layout, params: Params, masks: Masks, gain: float = GAIN) -> Params:
+    """Parameters whose filters have weights of mean zero, and of norm `gain`.
+
+    That holds of active weights, others stay zero; a filter with a single one stays as it is. It is
+    the scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to
+    close the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
+    """
+    found = dict(params)
+    for name, leaf in layout.leaves.items():
+        if leaf.kind == "conv":
+            weight = params[name]
+            mask = masks.get(name)
+            active = torch.ones_like(weight) if mask is None else mask.to(weight)
+            found[name] = _standardised(weight, active, gain)
+    return found
+
+
+def _standardised(weight: Tensor, active: Tensor, gain: float) -> Tensor:
+    axes = tuple(range(1, weight.dim()))
+    count = active.sum(axes, keepdim=True)
+    some = count.clamp(min=1)
+    apart = (weight - (weight * active).sum(axes, keepdim=True) / some) * active
+    variance = apart.square().sum(axes, keepdim=True) / some
+    scale = gain / (some * (variance + LEAST)).sqrt()
+    return torch.where(count > 1, apart * scale, weight * active)

@@ -1,0 +1,249 @@
+"""How a density is shared out over layers: as exact fractions, and as whole numbers of weights.
+
+Shares are fractions and not floating-point numbers, so that counts are the same everywhere and
+never one short: 0.3 - 0.15 of 20 weights is 3, although its floor in floating point is 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import floor, prod
+from typing import Literal, TypeAlias
+
+from gossamer.sparsity.algebra import Counts
+from gossamer.task.layout import Layout
+
+Number: TypeAlias = float | Fraction
+Densities: TypeAlias = dict[str, Fraction]
+"""The share of each layer that is active."""
+Sizes: TypeAlias = Layout | Mapping[str, int]
+"""Weights per layer: the prunable ones of a layout, or numbers, such as of those not frozen."""
+
+Allocation = Literal["uniform", "er", "erk", "erk-plus", "erk-feddst"]
+Saturate = Literal["waterfill", "clip", "cap-ratio"]
+Rounding = Literal["exact", "floor"]
+
+
+def as_fraction(value: Number) -> Fraction:
+    """The fraction a number stands for: 0.1 is a tenth, and so is 0.09999999999999998.
+
+    >>> as_fraction(0.3 - 0.15)
+    Fraction(3, 20)
+    """
+    return value if isinstance(value, Fraction) else Fraction(value).limit_denominator(10**9)
+
+
+def sizes_of(sizes: Sizes) -> Counts:
+    """Weights per layer as plain numbers."""
+    if isinstance(sizes, Layout):
+        return {name: sizes.leaves[name].count for name in sizes.prunable}
+    return dict(sizes)
+
+
+# rules --------------------------------------------------------------------------------------------
+
+
+def allocate(
+    layout: Layout, density: Number, allocation: Allocation = "erk", head: Number = 1.0
+) -> Densities:
+    """Densities of layers by the name of a rule; together they keep `density` of all weights.
+
+    `head` is the density of the last fully connected layer under `erk-plus`.
+    """
+    match allocation:
+        case "uniform":
+            return uniform(layout, density)
+        case "er":
+            return er(layout, density)
+        case "erk":
+            return erk(layout, density)
+        case "erk-plus":
+            return erk_plus(layout, density, head)
+        case "erk-feddst":
+            return erk_feddst(layout, density)
+
+
+def uniform(sizes: Sizes, density: Number) -> Densities:
+    """The same density in every layer."""
+    return dict.fromkeys(sizes_of(sizes), _checked(density))
+
+
+def erk(layout: Layout, density: Number) -> Densities:
+    """Weights in proportion to the sum of a tensor's dimensions, so that small layers are denser.
+
+    The Erdos-Renyi-kernel rule of RigL (Evci et al., ICML 2020); a layer that would exceed one is
+    dense, and the others share what it leaves.
+    """
+    return _in_proportion(layout, density, {n: sum(layout[n].shape) for n in layout.prunable})
+
+
+def er(layout: Layout, density: Number) -> Densities:
+    """As `erk`, but the size of kernels has no say: the Erdos-Renyi rule of SET."""
+    shapes = {name: layout[name].shape for name in layout.prunable}
+    shares = {name: sum(shape[:2]) * prod(shape[2:]) for name, shape in shapes.items()}
+    return _in_proportion(layout, density, shares)
+
+
+def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
+    """`erk` within the same total, but with density `head` in the last fully connected layer.
+
+    Where that layer is not pruned at all, this is `erk`.
+    """
+    linear = [name for name, leaf in layout.leaves.items() if leaf.kind == "linear"]
+    if not linear or linear[-1] not in layout.prunable:
+        return erk(layout, density)
+    last, share = linear[-1], _checked(head)
+    sizes = sizes_of(layout)
+    rest = {name: size for name, size in sizes.items() if name != last}
+    total, spent = _checked(density) * sum(sizes.values()), share * sizes[last]
+    if not 0 <= total - spent <= sum(rest.values()):
+        raise ValueError(
+            f"density {float(density):g} keeps {float(total):.0f} weights, which does not fit "
+            f"{last} at density {float(share):g} ({float(spent):.0f} weights); use another "
+            f"--density or --fc-density"
+        )
+    weights = {name: Fraction(sum(layout[name].shape)) for name in rest}
+    found = _ratios(share_out(total - spent, weights, rest), rest)
+    return {name: share if name == last else found[name] for name in sizes}
+
+
+def erk_feddst(layout: Layout, density: Number) -> Densities:
+    """Scales *sparsities*, as FedDST does (Bibikar et al., AAAI 2022), and so is almost uniform.
+
+    Its quotas count biases as weights of their layer, so a little more than `density` is kept; the
+    released code takes the floor: `apportion(layout, erk_feddst(layout, density), "floor")`.
+    """
+    sparsity = 1 - _checked(density)
+    whole, raw = {}, {}
+    for name, size in sizes_of(layout).items():
+        bias = layout.leaves.get(_bias(name))
+        whole[name] = size + (bias.count if bias else 0)
+        raw[name] = 1 - Fraction(sum(layout[name].shape), size)
+    scaled = sum(raw[name] * whole[name] for name in raw)
+    factor = sparsity * sum(whole.values()) / scaled if scaled else Fraction(0)
+    return {
+        name: _clipped((1 - raw[name] * factor) * Fraction(whole[name], layout[name].count))
+        for name in raw
+    }
+
+
+def sensitivity(
+    sizes: Sizes,
+    measured: Mapping[str, Number],
+    density: Number,
+    saturate: Saturate = "waterfill",
+) -> Densities:
+    """Scales measured densities of layers to a density of the whole, by Eq. 3 of FLASH.
+
+    A layer that would exceed one is dense, and the others share what it leaves (`waterfill`) or it
+    is lost (`clip`); `cap-ratio` never scales up, which keeps every layer below one.
+    """
+    plain, wanted = sizes_of(sizes), _checked(density)
+    found = {name: _clipped(as_fraction(measured[name])) for name in plain}
+    kept = {name: found[name] * size for name, size in plain.items()}
+    total, active = wanted * sum(plain.values()), sum(kept.values())
+    if saturate == "waterfill" or not active:
+        return _ratios(share_out(total, kept, plain), plain)
+    ratio = total / active
+    if saturate == "cap-ratio":
+        ratio = min(ratio, Fraction(1))
+    return {name: _clipped(ratio * share) for name, share in found.items()}
+
+
+# whole numbers ------------------------------------------------------------------------------------
+
+
+def apportion(
+    sizes: Sizes,
+    densities: Mapping[str, Number],
+    rounding: Rounding = "exact",
+    least: int = 1,
+) -> Counts:
+    """Whole numbers of weights; `exact`: their sum is that of the shares, rounded.
+
+    Largest remainders are rounded up, earlier layers first. No layer gets fewer than `least`; the
+    largest pay for it, unless the sum is too small for that.
+    """
+    plain = sizes_of(sizes)
+    shares = {name: _clipped(as_fraction(densities[name])) * size for name, size in plain.items()}
+    if rounding == "floor":
+        found = {name: floor(share) for name, share in shares.items()}
+        return {name: max(found[name], min(least, size)) for name, size in plain.items()}
+    found = whole_numbers(shares)
+    lacking = 0
+    for name, size in plain.items():
+        more = max(min(least, size) - found[name], 0)
+        found[name] += more
+        lacking += more
+    for _ in range(lacking):
+        payer = max(found, key=found.__getitem__)
+        if found[payer] <= least:
+            break
+        found[payer] -= 1
+    return found
+
+
+def whole_numbers(shares: Mapping[str, Fraction]) -> Counts:
+    """Rounds shares so that they sum to their rounded sum: largest remainders first, then order."""
+    found = {name: floor(share) for name, share in shares.items()}
+    missing = round(sum(shares.values(), Fraction(0))) - sum(found.values())
+    by_remainder = sorted(shares, key=lambda name: found[name] - shares[name])
+    for name in by_remainder[:missing]:
+        found[name] += 1
+    return found
+
+
+def share_out(
+    total: Fraction,
+    weights: Mapping[str, Fraction],
+    most: Mapping[str, int] | Mapping[str, Fraction],
+) -> dict[str, Fraction]:
+    """Divides `total` in proportion to weights; who has `most` leaves the rest to the others.
+
+    Who has no weight gets something only when all others are full.
+    """
+    room = sum(most.values())
+    if not 0 <= total <= room:
+        raise ValueError(f"{float(total):g} weights do not fit into {float(room):g}")
+    full: dict[str, Fraction] = {}
+    while True:
+        open_to = [name for name in most if name not in full]
+        rest = total - sum(full.values())
+        pull = {name: weights[name] for name in open_to}
+        if not any(pull.values()):
+            pull = {name: Fraction(most[name]) for name in open_to}
+        sum_of_pull = sum(pull.values()) or Fraction(1)
+        found = {name: rest * pull[name] / sum_of_pull for name in open_to}
+        over = [name for name in open_to if found[name] > most[name]]
+        if not over:
+            return {name: full[name] if name in full else found[name] for name in most}
+        full.update((name, Fraction(most[name])) for name in over)
+
+
+# parts --------------------------------------------------------------------------------------------
+
+
+def _in_proportion(layout: Layout, density: Number, shares: Mapping[str, int]) -> Densities:
+    sizes = sizes_of(layout)
+    weights = {name: Fraction(share) for name, share in shares.items()}
+    return _ratios(share_out(_checked(density) * sum(sizes.values()), weights, sizes), sizes)
+
+
+def _ratios(shares: Mapping[str, Fraction], sizes: Mapping[str, int]) -> Densities:
+    return {name: share / sizes[name] if sizes[name] else share for name, share in shares.items()}
+
+
+def _checked(density: Number) -> Fraction:
+    if not 0 <= density <= 1:
+        raise ValueError(f"a density is between 0 and 1, not {density}")
+    return as_fraction(density)
+
+
+def _clipped(share: Fraction) -> Fraction:
+    return min(max(share, Fraction(0)), Fraction(1))
+
+
+def _bias(name: str) -> str:
+    path, _, _ = name.rpartition(".")
+    return f"{path}.bias" if path else "bias"

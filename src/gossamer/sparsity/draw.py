@@ -1,0 +1,61 @@
+"""Random masks, and masks inside one another for clients of several densities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import floor
+
+import torch
+
+from gossamer.core import Key, Masks, Params
+from gossamer.sparsity.algebra import count
+from gossamer.sparsity.allocation import Number, as_fraction
+from gossamer.sparsity.select import largest, uniform_numbers
+from gossamer.task.layout import Layout
+from gossamer.wire import Drawn
+
+
+def random_masks(
+    key: Key, layout: Layout, counts: Mapping[str, int], bernoulli: bool = False
+) -> Masks:
+    """Masks with `counts` active weights at random places.
+
+    They are those of `Drawn.by(key, counts, shapes)`, so a seed and the counts are all that must
+    travel. With `bernoulli` each weight is drawn by itself, and counts are met in the mean only.
+    """
+    shapes = {name: layout[name].shape for name in counts}
+    if not bernoulli:
+        return Drawn.by(key, dict(counts), shapes).masks()
+    found = {}
+    for name, wanted in counts.items():
+        size = layout[name].count
+        drawn = uniform_numbers(key.fold(name), size) * size < wanted
+        found[name] = torch.from_numpy(drawn).reshape(shapes[name])
+    return found
+
+
+def nested(
+    source: Masks, densities: Sequence[Number], by: Key | Params, least: int = 1
+) -> list[Masks]:
+    """One set of masks per density, each inside all denser ones, and all inside `source`.
+
+    A layer keeps its share of the source: the floor of density / (density of the source) times its
+    count. Which weights: any, by a key, or those of the largest magnitudes.
+    """
+    active = count(source)
+    whole = Fraction(sum(active.values()), max(sum(mask.numel() for mask in source.values()), 1))
+    if isinstance(by, Key):
+        # A random rank of every coordinate: whoever takes fewer of them takes some of the same.
+        ranks: Params = {
+            name: torch.from_numpy(uniform_numbers(by.fold(name), mask.numel())).reshape(mask.shape)
+            for name, mask in source.items()
+        }
+    else:
+        ranks = by
+    found = []
+    for density in densities:
+        ratio = min(as_fraction(density) / whole, Fraction(1)) if whole else Fraction(0)
+        counts = {name: max(floor(ratio * n), min(least, n)) for name, n in active.items()}
+        found.append(largest(ranks, counts, source, least=0))
+    return found

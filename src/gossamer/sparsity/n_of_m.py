@@ -1,0 +1,137 @@
+"""N:M masks: every group of `size` neighbouring inputs has its share of active weights.
+
+A group is `size` consecutive input channels at one output and one place of the kernel. Where input
+channels do not divide by `size` (first convolutions), groups run over the flattened inputs of each
+output, and the last one is short. Groups have the floor or the ceiling of their share, spread so
+that the count of the layer is exact; which of them have more depends on nothing but that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gossamer.core import Key, Masks, Params
+from gossamer.sparsity.algebra import Change, Counts, Flags, Numbers, flat, magnitudes, shaped
+from gossamer.sparsity.select import counts_after_removal, largest, uniform_numbers
+from gossamer.task.layout import Layout
+
+
+def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int = 16) -> Masks:
+    """Random masks with `counts` active weights in each layer, spread over its groups."""
+    found = {}
+    for name, wanted in counts.items():
+        blocks = _Blocks(layout[name].shape, size)
+        scores = blocks.split(uniform_numbers(key.fold(name), layout[name].count), -np.inf)
+        chosen = blocks.join(_top_rows(scores, blocks.spread(wanted)))
+        found[name] = torch.from_numpy(chosen).reshape(layout[name].shape)
+    return found
+
+
+def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16) -> Masks:
+    """Masks of the largest magnitudes of each group; layers keep `counts` weights."""
+    found = {}
+    for name, wanted in counts.items():
+        weight = params[name]
+        blocks = _Blocks(tuple(weight.shape), size)
+        scores = blocks.split(magnitudes(weight), -np.inf)
+        found[name] = shaped(blocks.join(_top_rows(scores, blocks.spread(wanted))), weight)
+    return found
+
+
+def regrow_in_groups(
+    by: Key | Params, params: Params, masks: Masks, removed: Mapping[str, int], size: int = 16
+) -> Change:
+    """Prunes the smallest weights of each layer and grows as many in the groups that lost them.
+
+    What is smallest in a layer is smallest in its group, so this prunes within groups at the rate
+    of the layer, and every group keeps its count. Which are grown: any, by a key, or those of the
+    group with the largest scores (gradients, momentum).
+    """
+    left = largest(params, counts_after_removal(masks, removed), masks)
+    grown = {}
+    for name, mask in masks.items():
+        blocks = _Blocks(tuple(mask.shape), size)
+        stays = blocks.split(flat(left[name]), True)
+        lost = blocks.split(flat(mask & ~left[name]), False).sum(1)
+        if isinstance(by, Key):
+            values = uniform_numbers(by.fold(name), mask.numel())
+        else:
+            values = magnitudes(by[name])
+        scores = blocks.split(values, -np.inf)
+        scores[stays] = -np.inf
+        grown[name] = shaped(blocks.join(_top_rows(scores, lost)), mask)
+    return Change.of(masks, left, grown)
+
+
+def group_counts(masks: Masks, size: int = 16) -> dict[str, Tensor]:
+    """How many weights are active in each group of each layer."""
+    return {
+        name: torch.from_numpy(_Blocks(tuple(mask.shape), size).split(flat(mask), False).sum(1))
+        for name, mask in masks.items()
+    }
+
+
+def pattern(layout: Layout, counts: Mapping[str, int], size: int = 16) -> Counts:
+    """The N that each layer declares: no group of it has more active weights."""
+    return {name: -(-wanted * size // layout[name].count) for name, wanted in counts.items()}
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A tensor cut into groups: one row per group, in the order of outputs."""
+
+    shape: tuple[int, ...]
+    size: int
+
+    @property
+    def by_channel(self) -> bool:
+        return len(self.shape) > 1 and self.shape[1] % self.size == 0
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    def split(self, values: Numbers, fill: float | bool) -> Numbers:
+        """The groups as rows; what short ones lack is `fill`."""
+        if self.by_channel:
+            channels_last = np.moveaxis(values.reshape(self.shape), 1, -1)
+            return channels_last.reshape(-1, self.size)
+        rows = values.reshape(self.rows, -1)
+        lacking = -rows.shape[1] % self.size
+        padded = np.pad(rows, ((0, 0), (0, lacking)), constant_values=fill)
+        return padded.reshape(-1, self.size)
+
+    def join(self, groups: Flags) -> Flags:
+        """The inverse of `split`: entries row by row."""
+        found: Flags
+        if self.by_channel:
+            outputs, inputs, *kernel = self.shape
+            found = np.moveaxis(groups.reshape(outputs, *kernel, inputs), -1, 1)
+        else:
+            found = groups.reshape(self.rows, -1)[:, : prod(self.shape) // self.rows]
+        return np.ascontiguousarray(found).reshape(-1)
+
+    def spread(self, total: int) -> NDArray[np.int64]:
+        """How many each group has, of `total` in the layer."""
+        count = prod(self.shape)
+        if not 0 <= total <= count:
+            raise ValueError(f"a layer of {count} weights cannot keep {total}; ask for fewer")
+        ends = np.cumsum(self.split(np.ones(count, np.bool_), False).sum(1), dtype=np.int64)
+        found: NDArray[np.int64] = np.diff(total * ends // max(count, 1), prepend=np.int64(0))
+        return found
+
+
+def _top_rows(scores: Numbers, wanted: NDArray[np.int64]) -> Flags:
+    """True at the `wanted` largest scores of each row; ties go to the lower index."""
+    ranked = np.arange(scores.shape[1])[None, :] < wanted[:, None]
+    order = np.argsort(-scores, axis=1, kind="stable")
+    found = np.zeros(scores.shape, np.bool_)
+    np.put_along_axis(found, order, ranked, axis=1)
+    return found

@@ -1,0 +1,126 @@
+"""What a module calls, in order: the graph that units are followed through.
+
+Built with torch.fx. A part whose own code cannot be followed is one opaque call; only where that
+part is the model itself is there nothing to follow.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from gossamer.task.tracing import untouched_generators
+
+Calls = list[tuple[fx.Node, Any]]
+"""Every node of a graph with the value it had on an example."""
+
+_tracing = threading.Lock()
+
+
+class _Tracer(fx.Tracer):
+    """Follows one module in one thread, whatever the others are computing meanwhile.
+
+    While it does, torch.fx replaces `nn.Module.__call__` for the whole process.
+    """
+
+    def __init__(self, whole: Callable[[nn.Module], bool], opaque: Iterable[str]) -> None:
+        super().__init__(autowrap_modules=())  # type: ignore[arg-type]
+        self.whole = whole
+        self.opaque = set(opaque)
+        self.thread = threading.get_ident()
+        self.inside = [""]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self.opaque or self.whole(m):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        self.inside.append(self.path_of_module(m))
+        found = super().call_module(m, forward, args, kwargs)
+        self.inside.pop()  # not after an error: the last entry says where it happened
+        return found
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:
+    """The calls of a forward pass; parts for which `whole` holds are not looked into.
+
+    Raises ValueError with the module's name if its own forward cannot be followed.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    # A copy of the structure that shares its tensors: nothing is written to them here.
+    shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    graph = _graph(shared.train(), whole)
+    shared.eval()
+    with torch.no_grad(), untouched_generators():
+        return _run(shared, graph, example)
+
+
+def _graph(module: nn.Module, whole: Callable[[nn.Module], bool]) -> fx.Graph:
+    opaque: set[str] = set()
+    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    fixed = {each.name: each.default for each in parameters if each.default is not each.empty}
+    while True:
+        tracer = _Tracer(whole, opaque)
+        try:
+            with _tracing:
+                return tracer.trace(module, fixed or None)
+        except Exception as error:
+            path = tracer.inside[-1]
+            if not path or path in opaque:
+                reason, *_ = (str(error) or type(error).__name__).splitlines()
+                raise ValueError(
+                    f"what feeds what in {type(module).__name__} cannot be followed ({reason}), so "
+                    f"no unit of it can be removed; keep its forward free of branches on tensors, "
+                    f"or move them into modules of their own"
+                ) from error
+            opaque.add(path)
+
+
+def _run(module: nn.Module, graph: fx.Graph, example: Tensor) -> Calls:
+    values: dict[fx.Node, Any] = {}
+    calls: Calls = []
+    for node in graph.nodes:
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+        match node.op:
+            case "placeholder":
+                value = example if not calls else next(iter(node.args), None)
+            case "get_attr":
+                value = _attribute(module, node.target)
+            case "call_module":
+                value = module.get_submodule(node.target)(*args, **kwargs)
+            case "call_method":
+                value = getattr(args[0], node.target)(*args[1:], **kwargs)
+            case "output":
+                value = args[0]
+            case _:
+                value = node.target(*args, **kwargs)
+        values[node] = value
+        calls.append((node, value))
+    return calls
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    found: Any = module
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found

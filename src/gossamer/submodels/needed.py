@@ -1,0 +1,61 @@
+"""Units that a trained model can do without, found in its numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gossamer.core import Masks, Params
+from gossamer.submodels.structure import Structure, trace
+from gossamer.task import Task
+
+Flags = NDArray[np.bool_]
+
+
+def needed(task: Task, params: Params) -> Masks:
+    """For `compact`: the units that matter, by layer; without the others all outputs are the same.
+
+    A unit does not matter if nothing but zero leaves it, or if every weight that reads it is zero;
+    what only such units read does not matter either. Every layer keeps at least one unit.
+    """
+    structure = trace(task)
+    gone = np.zeros_like(structure.wiring.removable)
+    while not np.array_equal(found := gone | _idle(structure, params, gone), gone):
+        gone = found
+    keep = {}
+    for name in structure.units:
+        stays = ~gone[structure.wiring.rows[name]]
+        stays[0] |= not stays.any()
+        keep[name] = torch.from_numpy(stays)
+    return keep
+
+
+def _idle(structure: Structure, params: Params, gone: Flags) -> Flags:
+    """Units that are silent or unread while those that are gone neither speak nor read."""
+    wiring = structure.wiring
+    silent, unread = wiring.removable.copy(), wiring.removable.copy()
+    for name in dict.fromkeys([*wiring.rows, *wiring.columns]):
+        if name not in params or structure.layout[name].kind == "buffer":
+            continue
+        rows, columns = wiring.rows.get(name), wiring.columns.get(name)
+        acts = _acts(params[name], columns is not None)
+        if rows is not None:
+            acts = acts & ~gone[rows][:, None]
+        if columns is not None:
+            acts = acts & ~gone[columns][None, :]
+            unread[columns[acts.any(0)]] = False
+        if rows is not None:
+            silent[rows[acts.any(1)]] = False
+    for path in wiring.norms:  # a group is normalised by all of its channels, read or not
+        unread[wiring.rows[f"{path}.weight"]] = False
+    return silent | unread
+
+
+def _acts(tensor: Tensor, reads: bool) -> Flags:
+    """Where a tensor is not zero, by row and, if its columns read units, by column."""
+    there = tensor.detach().cpu() != 0
+    flat = there.flatten(2).any(2) if there.dim() > 2 else there.reshape(len(there), -1)
+    found: Flags = (flat if reads else flat.any(1, keepdim=True)).numpy()
+    return found

@@ -1,0 +1,319 @@
+"""A task: a plain module, a criterion, and the one door through which methods compute.
+
+The module never holds the parameters of a run. They are values, bound to the module for one call,
+so the same module serves every client; a worker thread uses a copy of its own (`Task.copy`).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gossamer.core import Batch, Key, Masks, Params
+from gossamer.task.layout import Layout, Leaf
+
+Precision = Literal["f32", "bf16"]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Params, Batch], Tensor]
+
+_global_generator = threading.Lock()
+
+
+class Gradients(NamedTuple):
+    """A loss and its gradient with respect to every trainable tensor."""
+
+    loss: Tensor
+    grads: Params
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be learned: a module and a criterion, with the module's layout.
+
+    >>> task = Task.of(nn.Linear(3, 2), torch.zeros(1, 3))
+    >>> sorted(task.init(Key(0)))
+    ['bias', 'weight']
+    """
+
+    module: nn.Module
+    criterion: Criterion
+    layout: Layout
+    precision: Precision = "f32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        module = copy.deepcopy(self.module).to(self.device)
+        dropouts = _seed_dropouts(module)
+        object.__setattr__(self, "_runner", _Runner(module, dropouts, _slots(module, self.layout)))
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        example: Tensor,
+        *,
+        criterion: Criterion = functional.cross_entropy,
+        prunable: Sequence[str] | Callable[[Leaf], bool] | None = None,
+        precision: Precision = "f32",
+        device: str = "cpu",
+    ) -> Task:
+        """The usual way to make one: traces the layout with a batch of example inputs."""
+        return cls(module, criterion, Layout.trace(module, example, prunable), precision, device)
+
+    def copy(self) -> Task:
+        """The same task with a module of its own, for another thread."""
+        return Task(self.module, self.criterion, self.layout, self.precision, self.device)
+
+    def init(self, key: Key) -> Params:
+        """Fresh parameters drawn from `key`, as the module's layers initialise themselves.
+
+        Layers without `reset_parameters` keep the values that the module came with.
+        """
+        module = copy.deepcopy(self.module)
+        with _seeded_globally(key):
+            _reset(module)
+        return self._state(module)
+
+    def buffers(self) -> Params:
+        """The running statistics a fresh module starts with."""
+        state = self._state(self.module)
+        return {name: state[name] for name in self.layout.buffers}
+
+    def own(self, params: Params) -> Params:
+        """A private copy that may be updated in place, where and how arithmetic is fastest."""
+        formats = self._formats
+        return {name: _fast(tensor, self.device, formats) for name, tensor in params.items()}
+
+    def logits(self, params: Params, x: Tensor, key: Key | None = None) -> Tensor:
+        """The module's output; with a key in training mode, its dropout drawn from the key."""
+        return self._forward(self._bound(params, key), x)
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The criterion on a batch, in training mode."""
+        return self.criterion(self.logits(params, batch.x, batch.key), batch.y)
+
+    def gradients(
+        self,
+        params: Params,
+        batch: Batch,
+        masks: Masks | None = None,
+        loss: Loss | None = None,
+    ) -> Gradients:
+        """Loss and gradients at `params`, multiplied by `masks` where a name has one.
+
+        Running statistics in `params` are updated in place. A method with a loss of its own passes
+        it; it is called with leaves that carry gradients.
+        """
+        leaves = {name: params[name].detach().requires_grad_() for name in self.layout.parameters}
+        with torch.enable_grad():
+            value = (loss or self.loss)({**params, **leaves}, batch)
+            found = torch.autograd.grad(
+                value, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+        grads = {
+            name: _laid_out_like(grad, leaf)
+            for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+        }
+        if masks:
+            names = [name for name in grads if name in masks]
+            torch._foreach_mul_(
+                [grads[name] for name in names],
+                [masks[name].to(grads[name].dtype) for name in names],
+            )
+        return Gradients(value.detach(), grads)
+
+    @cached_property
+    def running_statistics(self) -> tuple[str, ...]:
+        """The means and variances that batch normalisation keeps; none where it keeps none."""
+        runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys(runner.running_statistics()))
+
+    def batch_statistics(self, params: Params, x: Tensor) -> Params:
+        """The running statistics that one batch alone would leave: its means, unbiased variances.
+
+        Only batch normalisation is in training mode, so nothing is dropped at random.
+        """
+        found = {name: torch.zeros_like(params[name]) for name in self.running_statistics}
+        runner = self._bound({**params, **found}, None)
+        with torch.no_grad(), runner.normalising_by_batch():
+            self._forward(runner, x)
+        return found
+
+    def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
+        if self._formats is torch.contiguous_format:
+            x = x.contiguous()
+        if self.precision == "f32":
+            return cast(Tensor, runner.module(x).float())
+        with torch.autocast(self.device, torch.bfloat16):
+            return cast(Tensor, runner.module(x).float())
+
+    @cached_property
+    def _formats(self) -> torch.memory_format:
+        """How images and filters are laid out: channels last, where that is safe.
+
+        torch 2.13 writes beyond its memory in strided 1 x 1 convolutions of 2 to 6 channels that
+        are laid out so; a model that has one is laid out the other way.
+        """
+        risky = any(
+            leaf.kind == "conv" and leaf.shape[2:] == (1, 1) and 1 < leaf.shape[1] < 7
+            for leaf in self.layout.leaves.values()
+        )
+        return torch.contiguous_format if risky else torch.channels_last
+
+    def _bound(self, params: Params, key: Key | None) -> _Runner:
+        runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
+        runner.bind(params, key)
+        return runner
+
+    def _state(self, module: nn.Module) -> Params:
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        return {name: tensors[name].detach().clone().contiguous() for name in self.layout.leaves}
+
+
+class _Runner:
+    """A module whose tensors are replaced before each call."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dropouts: list[_SeededDropout],
+        slots: list[tuple[dict[str, Any], str, str]],
+    ) -> None:
+        self.module = module
+        self._dropouts = dropouts
+        self._slots = slots
+        self._norms = [
+            part
+            for part in module.modules()
+            if isinstance(part, _BatchNorm) and part.track_running_stats
+        ]
+
+    def bind(self, params: Params, key: Key | None) -> None:
+        try:
+            for store, leaf, name in self._slots:
+                store[leaf] = params[name]
+        except KeyError as missing:
+            raise ValueError(
+                f"the module needs a tensor {missing}, but the parameters hold only "
+                f"{sorted(params)}; a method's model must return all of them"
+            ) from None
+        if self.module.training != (key is not None):
+            self.module.train(key is not None)
+        if key is not None:
+            for index, dropout in enumerate(self._dropouts):
+                dropout.reset(key.fold("dropout", index))
+
+    def running_statistics(self) -> Iterator[str]:
+        stores = {id(norm._buffers) for norm in self._norms}
+        for store, leaf, name in self._slots:
+            if id(store) in stores and leaf in ("running_mean", "running_var"):
+                yield name
+
+    @contextmanager
+    def normalising_by_batch(self) -> Iterator[None]:
+        """Batch normalisation goes by its batch, and averages over the calls in it from zero on."""
+        before = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            # Without momentum, torch divides by this counter, which is no part of any model.
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.zero_()
+            norm.momentum = None
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, before, strict=True):
+                norm.momentum = momentum
+                norm.eval()
+
+
+def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str, str]]:
+    """Every place a tensor of the layout is stored in; tied tensors have several."""
+    canonical: dict[int, str] = {}
+    slots = []
+    for prefix, part in module.named_modules():
+        for store in (part._parameters, part._buffers):
+            for leaf, tensor in store.items():
+                if tensor is None:
+                    continue
+                name = canonical.setdefault(id(tensor), f"{prefix}.{leaf}" if prefix else leaf)
+                if name in layout.leaves:
+                    slots.append((store, leaf, name))
+    return slots
+
+
+def _fast(tensor: Tensor, device: str, images: torch.memory_format) -> Tensor:
+    layout = images if tensor.dim() == 4 else torch.contiguous_format
+    return tensor.detach().to(device, copy=True, memory_format=layout)
+
+
+def _laid_out_like(grad: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient with the strides of its tensor: fused optimisers pair elements by address."""
+    if grad.stride() == leaf.stride():
+        return grad
+    return torch.empty_like(leaf).copy_(grad)
+
+
+@contextmanager
+def _seeded_globally(key: Key) -> Iterator[None]:
+    """Lends the key to code that can only draw from torch's global generator."""
+    with _global_generator, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key.digest() & 0xFFFFFFFF)
+        yield
+
+
+def _reset(module: nn.Module) -> None:
+    """Initialises a module anew, children before parents."""
+    for child in module.children():
+        _reset(child)
+    for name in ("reset_parameters", "_reset_parameters"):
+        if callable(reset := getattr(module, name, None)):
+            reset()
+            return
+
+
+class _SeededDropout(nn.Module):
+    """Dropout that draws from a key, so that no result depends on which thread ran first."""
+
+    def __init__(self, rate: float, whole_channels: bool) -> None:
+        super().__init__()
+        self.rate = rate
+        self.whole_channels = whole_channels
+        self.reset(Key(0))
+
+    def reset(self, key: Key) -> None:
+        """Draws from `key` from now on; a module may call its one dropout several times."""
+        self.key = key
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        draw = self.key.fold(self.calls).generator()
+        self.calls += 1
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        kept = torch.empty(shape).bernoulli_(1 - self.rate, generator=draw)
+        return x * (kept / max(1 - self.rate, 1e-12)).to(x.device, x.dtype)
+
+
+def _seed_dropouts(module: nn.Module) -> list[_SeededDropout]:
+    """Replaces every dropout in a module by one that draws from a key."""
+    found = []
+    for part in list(module.modules()):
+        # Not named_children, which leaves out the second name of a dropout that has two.
+        for name, child in list(part._modules.items()):
+            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                seeded = _SeededDropout(child.p, not isinstance(child, nn.Dropout))
+                setattr(part, name, seeded)
+                found.append(seeded)
+    return found
