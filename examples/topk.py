@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from gossamer import Training, merge, option, sample, wire
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
-from gossamer.methods import dense
-from gossamer.methods.dense import Down, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Work
 from gossamer.sparsity import inactive, largest, masked
 
 
@@ -46,13 +46,13 @@ class TopK:
         return Server({**state.params, **{n: state.params[n] + mean[n] for n in mean}})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        job = dense.begin(ctx, self.training, down.params, None, anchored=True)
+        job = dense_model.begin(ctx, self.training, down.params, None, anchored=True)
         for name, rest in (local.rest if local else {}).items():
             job.work.anchor[name] -= rest  # so that it is part of this round's change
         return job
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense.step(ctx, self.training, work, batch)
+        return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         change = {name: after - work.anchor[name] for name, after in work.params.items()}

@@ -69,6 +69,8 @@ SMALL: dict[str, Any] = {
 }
 """Settings that are smaller here, so that few rounds pass through every phase."""
 ROUNDS, ROUNDS_OF_OPTIONS = 12, 6
+FAMILY = {"spdst": "flash"}
+"""Entries whose variants have the name of the family."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def compare(before: dict[str, str], after: dict[str, str]) -> int:
     changed = regrouped = missing = 0
     for key, old in before.items():
         method, rest = key.split(" ", 1)
-        new = after.get(key) or after.get(f"{method}-variants {rest}")
+        new = after.get(key) or after.get(f"{FAMILY.get(method, method)}-variants {rest}")
         if new is None:
             missing += 1
             print(f"missing  {key}")

@@ -31,9 +31,9 @@ from gossamer import (
 )
 from gossamer.conformance.promises import PROMISES, Finding, check
 from gossamer.core import Masks, Measures
-from gossamer.methods import dense
-from gossamer.methods.dense import Down, Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Local, Up, Work
 from gossamer.wire import Packed, Revision, pack
 
 KEPT: dict[Any, Any] = {}
@@ -163,7 +163,7 @@ class HidesOnSelf(FedAvg):
     hidden: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        mean = dense.average(exchanges, self.weighting)
+        mean = dense_model.average(exchanges, self.weighting)
         if not mean:
             return state
         old = self.hidden.get("velocity", dict.fromkeys(mean, 0))
@@ -176,7 +176,7 @@ class HidesOnSelf(FedAvg):
 @dataclass(frozen=True)
 class TorchNoise(FedAvg):
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        mean = dense.average(exchanges, self.weighting)
+        mean = dense_model.average(exchanges, self.weighting)
         return Server({**state.params, **{n: t + torch.rand(t.shape) for n, t in mean.items()}})
 
 
@@ -216,7 +216,7 @@ class BeginsInPlace(FedAvg):
 @dataclass(frozen=True)
 class MergesInPlace(FedAvg):
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        for name, tensor in dense.average(exchanges, self.weighting).items():
+        for name, tensor in dense_model.average(exchanges, self.weighting).items():
             state.params[name].copy_(tensor)
         return state
 

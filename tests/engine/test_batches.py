@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer import Batch, Ctx, Examples, FedAvg, Job, Key, Task, Training
 from gossamer.engine.client import Abandoned, Stage, batches, rows, train
-from gossamer.methods.dense import Down
+from gossamer.methods.parts.dense_model import Down
 from helpers import Toy, client_ctx, linear, normed
 
 LINEAR, NORMED = linear(), normed()

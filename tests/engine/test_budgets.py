@@ -11,8 +11,8 @@ from gossamer import Client, Ctx, FedAvg, Job, Options, run, sample_by_budget
 from gossamer.conformance.bench import Bench
 from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import check
-from gossamer.methods.dense import Down, Local, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Down, Local, Work
 from helpers import Toy, mlp
 
 

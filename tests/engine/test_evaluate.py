@@ -26,8 +26,8 @@ from gossamer.engine.evaluate import (
 )
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
-from gossamer.methods.dense import Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Local, Up, Work
 from gossamer.wire import dump, record_types
 from helpers import Toy, fedavg, linear, mlp, server_ctx
 

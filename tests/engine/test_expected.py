@@ -29,8 +29,8 @@ from gossamer.core import Masks
 from gossamer.engine import events
 from gossamer.engine import expected as forms
 from gossamer.engine.expected import Expected
-from gossamer.methods.dense import Down, Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Down, Local, Up, Work
 from gossamer.wire import Drawn, Mode, Packed, Revision, Schema, pack
 from helpers import Toy, linear, mlp, normed, server_ctx
 

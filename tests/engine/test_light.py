@@ -10,7 +10,7 @@ import pytest
 from gossamer import Batch, Ctx, FedAvg, Options, run
 from gossamer.engine import transport
 from gossamer.engine.transport import AGAIN, Pace
-from gossamer.methods.dense import Work
+from gossamer.methods.parts.dense_model import Work
 from helpers import Toy, normed
 
 HERE = threading.main_thread().name

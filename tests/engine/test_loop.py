@@ -29,8 +29,8 @@ from gossamer.core import Params
 from gossamer.engine import ClientError, Stop, events, replay
 from gossamer.engine.workers import Workers, one_torch_thread
 from gossamer.fields import option
-from gossamer.methods.dense import Down, Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Down, Local, Up, Work
 from helpers import Toy, fedavg, lines, mlp, normed, same
 
 STATEFUL = replace(fedavg(), buffers="local")

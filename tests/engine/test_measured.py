@@ -16,7 +16,7 @@ from gossamer.core import Masks, Measures, Params
 from gossamer.engine.events import Clock, Event, Measured, RoundFinished, kind
 from gossamer.engine.measure import measured
 from gossamer.engine.options import Stop
-from gossamer.methods.dense import Down, Local, Up
+from gossamer.methods.parts.dense_model import Down, Local, Up
 from helpers import Toy, fedavg, linear, lines, mlp
 
 LAYERS = ("0.weight", "3.weight")

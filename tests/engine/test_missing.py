@@ -13,7 +13,7 @@ from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import ClientError
 from gossamer.engine.events import read
 from gossamer.methods.flash import Down, Flash, Local
-from gossamer.methods.masking import Masking
+from gossamer.methods.parts.shared_masks import Masking
 from gossamer.methods.sparse import Work
 from gossamer.optim import Training
 from gossamer.wire import HEADER

@@ -16,8 +16,8 @@ from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Resu
 from gossamer.engine.evaluate import Evaluator, mark
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
-from gossamer.methods.dense import Local, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Local, Up, Work
 from gossamer.wire import dump, record_types
 from helpers import Toy, linear, normed, server_ctx
 

@@ -18,8 +18,8 @@ from gossamer.engine.options import Select
 from gossamer.engine.store import Store
 from gossamer.engine.summary import UNKNOWN, best
 from gossamer.engine.workers import Workers
-from gossamer.methods.dense import Local
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Local
 from gossamer.wire import dump, record_types
 from helpers import Toy, fedavg, linear, mlp, normed, server_ctx
 

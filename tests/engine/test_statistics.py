@@ -23,8 +23,8 @@ from gossamer.engine.evaluate import Evaluator, Model, mark
 from gossamer.engine.statistics import BATCH, Calibration, calibrated, evenly, joined
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
-from gossamer.methods.dense import Local
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts.dense_model import Local
 from gossamer.wire import dump, record_types
 from helpers import INPUTS, Toy, linear, lines, mlp, normed, same, server_ctx
 

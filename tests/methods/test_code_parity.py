@@ -23,7 +23,7 @@ from gossamer.methods import feddst, pffdst, sparse
 from gossamer.methods.feddst import FedDST, Readjustment, random_mask
 from gossamer.methods.flash import Flash
 from gossamer.methods.freezing import Down, Up
-from gossamer.methods.masking import Masking
+from gossamer.methods.parts.shared_masks import Masking
 from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.phases import Phases
 from gossamer.methods.visits import drawn, draws, repeated

@@ -28,8 +28,9 @@ from gossamer import (
     Training,
 )
 from gossamer.engine.client import batches, train
-from gossamer.methods import dense, fedavg, fedavgm, fedopt
-from gossamer.methods.dense import Down, Local, Up
+from gossamer.methods import fedavg, fedavgm, fedopt
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Local, Up
 from gossamer.wire import dump
 from helpers import Toy, batch_of, client_ctx, linear, mlp, normed, same, server_ctx
 
@@ -398,4 +399,4 @@ def test_every_method_starts_from_the_same_model() -> None:
         masked += any(not torch.equal(seen[name], first[name]) for name in prunable)
     assert 0 < masked < len(others)
     assert isinstance(FedAvg().init(ctx), fedavg.Server)
-    assert dense.model(first, None) is first
+    assert dense_model.model(first, None) is first

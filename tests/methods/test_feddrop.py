@@ -25,9 +25,9 @@ from gossamer import (
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
-from gossamer.methods.adaptive import Adaptive
 from gossamer.methods.dropping import Dropping
 from gossamer.methods.feddrop import Down, scales
+from gossamer.methods.parts.server_optimiser import Adaptive
 from gossamer.models import build
 from gossamer.wire import Schema
 from helpers import Toy, batch_of, client_ctx, mlp, same, server_ctx

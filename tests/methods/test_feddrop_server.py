@@ -25,10 +25,10 @@ from gossamer import (
 from gossamer.conformance.promises import check
 from gossamer.engine.client import train
 from gossamer.methods import feddrop
-from gossamer.methods.adaptive import Adaptive
-from gossamer.methods.dense import Up
 from gossamer.methods.dropping import Dropping
 from gossamer.methods.feddrop import Local
+from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.server_optimiser import Adaptive
 from gossamer.wire import WireError
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 

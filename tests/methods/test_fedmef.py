@@ -18,9 +18,9 @@ from torch.nn import functional
 from gossamer import Client, Key, Task, fields, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.conformance.toys import CLASSES, SIDE
-from gossamer.methods.adjusting import Seeded
 from gossamer.methods.fedmef import Extrusion, FedMef, Memory, sparing
 from gossamer.methods.fedtiny import TRAINING
+from gossamer.methods.parts.mask_adjustment import Seeded
 from gossamer.sparsity import activations as act
 from helpers import batch_of, server_ctx
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from gossamer import Client, Exchange, Key, Params, Task
-from gossamer.methods.adaptive import Adaptive
 from gossamer.methods.fedsparse import Down, FedSparse, Up
 from gossamer.methods.gatekeeper import Server, theta
+from gossamer.methods.parts.server_optimiser import Adaptive
 from gossamer.sparsity import hard_concrete
 from gossamer.wire import dump, pack
 from helpers import server_ctx

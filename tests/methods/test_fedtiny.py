@@ -17,8 +17,7 @@ from torch import nn
 from gossamer import Client, Ctx, Exchange, Key, Task, fields, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.core import Missing
-from gossamer.methods import adjusting, fedmef
-from gossamer.methods.adjusting import Adjustment, Largest, Seeded, Train, Update, Votes, Whole
+from gossamer.methods import fedmef
 from gossamer.methods.fedtiny import (
     WORST,
     Candidates,
@@ -28,6 +27,16 @@ from gossamer.methods.fedtiny import (
     Server,
     Statistics,
     clean,
+)
+from gossamer.methods.parts import mask_adjustment
+from gossamer.methods.parts.mask_adjustment import (
+    Adjustment,
+    Largest,
+    Seeded,
+    Train,
+    Update,
+    Votes,
+    Whole,
 )
 from gossamer.wire import HEADER, Packed, Revision, WireError
 from helpers import server_ctx
@@ -316,7 +325,7 @@ def test_the_server_grows_the_mean_gradient_and_prunes_the_smallest_weight() -> 
     task = Task.of(nn.Linear(3, 2, bias=False), torch.zeros(2, 3))
     method = toy(candidates=1, adjust_ratio=0.4, adjust_at_once=True, density=0.5)
     mask = {"weight": torch.tensor([[True, True, True], [False, False, False]])}
-    state = Server(adjusting.begun(task.init(Key(1)), mask, 0), ())
+    state = Server(mask_adjustment.begun(task.init(Key(1)), mask, 0), ())
     ctx = at(0, task)
     down = method.down(ctx, state, Client(0, 10))
     exchanges = []
@@ -356,7 +365,7 @@ def test_clients_send_the_largest_gradients_of_missing_weights_after_training() 
     found, (_, second) = bench(method, 2), played(method, 2)
     for exchange, result in zip(second.exchanges, second.results, strict=True):
         ctx = found.client(2, exchange.client)
-        held = adjusting.Local(second.state.model.masks)
+        held = mask_adjustment.Local(second.state.model.masks)
         work, batch = steps(method, ctx, exchange.down, held)[-1]
         grads = ctx.task.gradients(work.model.params, batch).grads
         asked = method.adjustment.asked(found.server(2), sparsity.count(second.state.model.masks))
@@ -416,7 +425,7 @@ def test_a_mask_goes_to_who_lacks_it_and_only_its_changes_to_who_has_the_last_on
     method, ctx = toy(**OFTEN), at(9)
     known, stale = (replace(state, held=torch.tensor([state.version - n])) for n in (1, 2))
     client = Client(0, 17)
-    told = [adjusting.message(ctx, each, client, method.bn).mask for each in (known, stale)]
+    told = [mask_adjustment.message(ctx, each, client, method.bn).mask for each in (known, stale)]
     assert isinstance(told[0], Revision) and equal(told[0].base or {}, state.before)
     assert isinstance(told[1], Revision) and told[1].base is None
     again = method.resend(ctx, Server(known, ()), client)
@@ -434,7 +443,7 @@ def test_a_client_that_lost_its_mask_asks_for_it() -> None:
     with pytest.raises(Missing, match="sent no mask, and none is held here"):
         method.begin(ctx, down, None)
     again = method.begin(ctx, method.resend(ctx, holds, client), None).work
-    kept = method.begin(ctx, down, adjusting.Local(state.model.masks)).work
+    kept = method.begin(ctx, down, mask_adjustment.Local(state.model.masks)).work
     assert equal(again.model.params, kept.model.params)
 
 

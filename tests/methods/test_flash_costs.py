@@ -25,7 +25,7 @@ from gossamer.accounting import (
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.methods.flash import Flash, Server, Train, Update
-from gossamer.methods.probing import Probe, Sensitivity
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.models import build
 from gossamer.wire import Revision
 from helpers import client_ctx, server_ctx

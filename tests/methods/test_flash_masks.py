@@ -16,8 +16,8 @@ from gossamer import Masks, Task, sparsity
 from gossamer.conformance.bench import Bench
 from gossamer.engine import check
 from gossamer.methods import sparse
-from gossamer.methods.masking import LEVELS, layers
 from gossamer.methods.nst import NST
+from gossamer.methods.parts.shared_masks import LEVELS, layers
 from helpers import Toy, linear
 
 GROUP = 4

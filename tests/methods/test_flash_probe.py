@@ -17,8 +17,8 @@ from gossamer.conformance.bench import Round
 from gossamer.core import Missing
 from gossamer.engine.client import train
 from gossamer.methods.flash import Flash, Local, Server, Train, Update, code_parity
-from gossamer.methods.masking import Masking
-from gossamer.methods.probing import Probe, Sensitivity
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
+from gossamer.methods.parts.shared_masks import Masking
 from gossamer.wire import Drawn, Revision
 from helpers import Toy, client_ctx, linear, server_ctx
 

@@ -15,7 +15,7 @@ from gossamer import Ctx, Masks, Params, Result, sparsity
 from gossamer.methods import nst
 from gossamer.methods.flash import Flash, Local, Up, Update
 from gossamer.methods.nst import NST
-from gossamer.methods.probing import Sensitivity
+from gossamer.methods.parts.sensitivity_probe import Sensitivity
 from gossamer.methods.sparse import Work
 from gossamer.wire import Packed, Revision, WireError, dump
 

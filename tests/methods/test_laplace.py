@@ -17,10 +17,11 @@ from gossamer import Client, Ctx, Exchange, FedAvg, Key, Laplace, Params, Result
 from gossamer.accounting import paper_bits
 from gossamer.data import federation
 from gossamer.engine.client import train
-from gossamer.methods import dense, laplace
-from gossamer.methods.adaptive import Adaptive
-from gossamer.methods.dense import Down, Work
+from gossamer.methods import laplace
 from gossamer.methods.laplace import Local, Up, median, received, shrink
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Work
+from gossamer.methods.parts.server_optimiser import Adaptive
 from gossamer.models import build
 from gossamer.wire import WireError, encode, pack
 from helpers import Toy, batch_of, client_ctx, mlp, normed, same, server_ctx
@@ -220,11 +221,11 @@ def garbage(ctx: Ctx, like: Params) -> Params:
 
 @dataclass(frozen=True)
 class LyingFedAvg(FedAvg):
-    def finish(self, ctx: Ctx, work: Work) -> Result[dense.Up, dense.Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[dense_model.Up, dense_model.Local]:
         done = super().finish(ctx, work)
         if ctx.key.path[-1] not in LIARS:
             return done
-        return replace(done, up=dense.Up(garbage(ctx, done.up.params)))
+        return replace(done, up=dense_model.Up(garbage(ctx, done.up.params)))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from gossamer import (
 from gossamer.accounting import Accounting
 from gossamer.engine.client import train
 from gossamer.engine.events import Clock, Event, RoundFinished
-from gossamer.methods.dense import Down, Up
 from gossamer.methods.fedavg import Server
 from gossamer.methods.lg_fedavg import LGFedAvg, Local, shared
+from gossamer.methods.parts.dense_model import Down, Up
 from helpers import Toy, client_ctx, lines, mlp, normed, same, server_ctx
 from paper_models import COLOUR, GREY, layout_of
 

@@ -26,9 +26,6 @@ from gossamer import (
 )
 from gossamer.accounting import paper_bits
 from gossamer.engine.client import train
-from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive
-from gossamer.methods.dense import Up
 from gossamer.methods.mixture import (
     Chosen,
     Down,
@@ -40,6 +37,9 @@ from gossamer.methods.mixture import (
     responsibilities,
     surprise,
 )
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.server_optimiser import Adaptive
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 
 MODELS = ((0.0, 0.0), (1.0, 1.0))
@@ -223,12 +223,14 @@ def test_a_mixture_of_one_is_fedprox(make: Any) -> None:
     own, down = ready(task, method)
     ours = train(method, own, down, None).result.up.params
     prox = FedProx(mu=0.3, training=training, weighting="uniform")
-    theirs = train(prox, own, dense.Down(down.models[0]), None).result.up.params
+    theirs = train(prox, own, dense_model.Down(down.models[0]), None).result.up.params
     assert same(ours, theirs)
     ctx = server_ctx(task)
     merged = method.merge(ctx, method.init(ctx), [Exchange(Client(0, 30), down, Up(ours))])
     mean = prox.merge(
-        ctx, prox.init(ctx), [Exchange(Client(0, 30), dense.Down(down.models[0]), dense.Up(ours))]
+        ctx,
+        prox.init(ctx),
+        [Exchange(Client(0, 30), dense_model.Down(down.models[0]), dense_model.Up(ours))],
     )
     assert same(merged.models[0], mean.params)
 
@@ -239,7 +241,7 @@ def test_strict_bayes_divides_the_pull_by_the_examples() -> None:
     own, down = ready(task, bayes)
     ours = train(bayes, own, down, None).result.up.params
     prox = FedProx(mu=3.0 / 30, training=training)
-    theirs = train(prox, own, dense.Down(down.models[0]), None).result.up.params
+    theirs = train(prox, own, dense_model.Down(down.models[0]), None).result.up.params
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor)
 
@@ -248,7 +250,10 @@ def test_a_client_starts_from_the_model_of_least_loss() -> None:
     task, method = mlp(), Mixture(components=3)
     own, down = ready(task, method)
     learned = train(
-        FedAvg(training=Training(epochs=9, batch=8, lr=0.3)), own, dense.Down(down.models[2]), None
+        FedAvg(training=Training(epochs=9, batch=8, lr=0.3)),
+        own,
+        dense_model.Down(down.models[2]),
+        None,
     )
     down = Down((*down.models[:2], learned.result.up.params))
     losses = [loss_on_own_data(own, each) for each in down.models]

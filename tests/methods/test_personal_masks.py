@@ -16,8 +16,9 @@ from torch import nn
 from gossamer import METHODS, Client, Exchange, Masks, Task, sparsity
 from gossamer.accounting import paper_bits
 from gossamer.core import Data, Examples
-from gossamer.methods import FedSpa, LotteryFL, SubFedAvg, personal, subfedavg
-from gossamer.methods.personal import Down, Register, Server, Up
+from gossamer.methods import FedSpa, LotteryFL, SubFedAvg, subfedavg
+from gossamer.methods.parts import personal_masks
+from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
 from gossamer.methods.sparse import total
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, WireError
@@ -461,6 +462,6 @@ def test_a_client_without_validation_data_decides_by_training_data() -> None:
     bad = Examples(good.x, 1 - good.y)
     params = {"weight": torch.eye(2), "bias": torch.zeros(2)}
     ctx = client_ctx(task, good)
-    assert personal.accuracy(ctx, params, "valid") == 1
-    assert personal.accuracy(replace(ctx, data=Data(good, bad, none)), params, "valid") == 0
-    assert personal.accuracy(replace(ctx, data=Data(bad, none, good)), params, "test") == 1
+    assert personal_masks.accuracy(ctx, params, "valid") == 1
+    assert personal_masks.accuracy(replace(ctx, data=Data(good, bad, none)), params, "valid") == 0
+    assert personal_masks.accuracy(replace(ctx, data=Data(bad, none, good)), params, "test") == 1

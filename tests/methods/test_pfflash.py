@@ -14,8 +14,8 @@ from gossamer.conformance.promises import check
 from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.methods import sparse
 from gossamer.methods.freezing import Down, Up
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.methods.pffdst import PFFDST, pfflash
-from gossamer.methods.probing import Probe, Sensitivity
 from gossamer.optim import Training
 
 ROUNDS = 9

@@ -19,7 +19,7 @@ from gossamer.conformance.toys import Tiny
 from gossamer.engine.client import batches
 from gossamer.methods import sparse
 from gossamer.methods.flash import Flash
-from gossamer.methods.masking import Masking
+from gossamer.methods.parts.shared_masks import Masking
 from gossamer.methods.sparse import Learning, Work
 from gossamer.wire import WireError
 from helpers import client_ctx, server_ctx

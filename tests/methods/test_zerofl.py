@@ -27,7 +27,7 @@ from gossamer import (
 )
 from gossamer.accounting import FLOPS, Effort, densities, paper_bits
 from gossamer.engine.client import batches
-from gossamer.methods.dense import Down, Work
+from gossamer.methods.parts.dense_model import Down, Work
 from gossamer.methods.zerofl import Server, Up, ZeroFL
 from gossamer.models import build
 from gossamer.sparsity import swat

@@ -17,7 +17,7 @@ from record_cases import TYPES, Inner, Outer, alike, bases, records
 from torch import Tensor
 
 from gossamer import METHODS, FedAvg
-from gossamer.methods import dense
+from gossamer.methods.parts import dense_model
 from gossamer.wire import (
     HEADER,
     Packed,
@@ -264,8 +264,8 @@ def test_the_schema_hash_tells_names_types_and_shapes_apart() -> None:
         (shape,),
         Inner(shape, None),
         Inner(None, shape),
-        dense.Up({"a": shape}),
-        dense.Down({"a": shape}),
+        dense_model.Up({"a": shape}),
+        dense_model.Down({"a": shape}),
         {"a": shape > 0},
         {"b": shape > 0},
         {"a": shape.T > 0},
@@ -317,7 +317,7 @@ def test_the_types_of_a_method_are_found_in_its_signatures(name: str) -> None:
 
 def test_the_types_of_fedavg_are_found() -> None:
     found = set(record_types(FedAvg()).values())
-    assert {dense.Down, dense.Up, dense.Local} <= found
+    assert {dense_model.Down, dense_model.Up, dense_model.Local} <= found
 
 
 def test_types_are_found_inside_unions_and_containers() -> None:

@@ -15,7 +15,7 @@ from gossamer import Ctx, Exchange, FedAvg, Key, Options, Summary, option, run
 from gossamer.accounting import Accounting, Network
 from gossamer.engine import conversation, events
 from gossamer.engine.conversation import Conversations, Reply
-from gossamer.methods import dense
+from gossamer.methods.parts import dense_model
 from gossamer.wire import HEADER, Mode, Schema, WireError, decode, encode
 from helpers import Toy, fedavg, mlp, same
 
@@ -69,7 +69,7 @@ def test_rows_of_the_ledger_add_up_to_what_clients_and_rounds_report(
 def test_sent_bits_are_those_of_the_encoded_records(tmp_path: Path) -> None:
     _, log = wired("f32", tmp_path, fedavg(), rounds=1)
     layout = mlp().layout
-    record = dense.Down({n: torch.zeros(layout[n].shape) for n in layout.names})
+    record = dense_model.Down({n: torch.zeros(layout[n].shape) for n in layout.names})
     for event in of(log, "client-finished"):
         assert event["down"] == event["up"] == 8 * len(encode(record))
         assert event["paper_down"] == event["information_down"] == 32 * layout.count

@@ -3,12 +3,12 @@
 from typing import Any
 
 from gossamer.core import Method
+from gossamer.methods.as_published import PUBLISHED
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
 from gossamer.methods.feddrop import FedDrop
 from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
-from gossamer.methods.feddst import code_parity as feddst_code
 from gossamer.methods.fedmef import FedMef
 from gossamer.methods.fedmef import sparing as fedmef_sparing
 from gossamer.methods.fedopt import FedOpt, reddi
@@ -22,27 +22,18 @@ from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.fedtiny import FedTiny
 from gossamer.methods.fedtiny import clean as fedtiny_clean
 from gossamer.methods.flash import Flash, jmwst, pdst
-from gossamer.methods.flash import code_parity as flash_code
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
-from gossamer.methods.nst import code_parity as nst_code
-from gossamer.methods.pffdst import (
-    PFFDST,
-    pfflash,
-    released,
-    without_freezing,
-    without_readjustment,
-)
-from gossamer.methods.pffdst import code_parity as pffdst_code
+from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
 from gossamer.methods.prunefl import PruneFL
-from gossamer.methods.spafl import SpaFL, bytecode, release
+from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
 
-METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedavg": FedAvg(),
     "fedprox": FedProx(),
     "fedavgm": FedAvgM(),
@@ -52,8 +43,6 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedyogi": reddi("yogi"),
     "fedadagrad": reddi("adagrad"),
     "spafl": SpaFL(),
-    "spafl-iclr-bytecode": bytecode(),
-    "spafl-neurips-release": release(),
     "lg_fedavg": LGFedAvg(),
     "subfedavg": SubFedAvg(),
     "lotteryfl": LotteryFL(),
@@ -76,13 +65,6 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pdst": pdst(),
     "spdst": Flash(),
     "jmwst": jmwst(),
-    "nst-code": nst_code(NST()),
-    "pdst-code": flash_code(pdst()),
-    "spdst-code": flash_code(Flash()),
-    "jmwst-code": flash_code(jmwst()),
-    "feddst-code": feddst_code(FedDST()),
-    "pffdst-code": pffdst_code(PFFDST()),
-    "pffdst-release": released(),
     "fedsparse": FedSparse(),
     "fedsparse-low": fedsparse_low(),
     "fedsparse-high": fedsparse_high(),
@@ -92,9 +74,15 @@ METHODS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "laplace-sign": Laplace(server="sign"),
     "mixture": Mixture(),
 }
+"""The methods of the papers, with the presets that the papers themselves name."""
+
+METHODS = {**ALGORITHMS, **PUBLISHED}
+"""All of these, and the authors' codes and other readings of the papers."""
 
 __all__ = [
+    "ALGORITHMS",
     "METHODS",
+    "PUBLISHED",
     "FedAvg",
     "FedAvgM",
     "FedDST",

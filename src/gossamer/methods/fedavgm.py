@@ -14,8 +14,8 @@ import torch
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import dense
-from gossamer.methods.dense import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
 
 
@@ -43,10 +43,10 @@ class FedAvgM:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return Down(dense.shared(ctx, state.params, self.buffers))
+        return Down(dense_model.shared(ctx, state.params, self.buffers))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        mean = dense.average(exchanges, self.weighting)
+        mean = dense_model.average(exchanges, self.weighting)
         if not mean:
             return state
         params = {**state.params, **mean}
@@ -61,13 +61,13 @@ class FedAvgM:
         return Server(params, velocity)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense.begin(ctx, self.training, down.params, local)
+        return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense.step(ctx, self.training, work, batch)
+        return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        return dense.finish(ctx, work, self.buffers)
+        return dense_model.finish(ctx, work, self.buffers)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return dense.model(state.params, local)
+        return dense_model.model(state.params, local)

@@ -26,10 +26,10 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive, Moments, unrounded
-from gossamer.methods.dense import Up
 from gossamer.methods.dropping import Dropping
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments, unrounded
 from gossamer.optim import Training
 from gossamer.submodels import Cut, trace
 from gossamer.task import Task
@@ -69,7 +69,7 @@ class Work:
     task: Task
     cut: Cut
     seed: int
-    inner: dense.Work
+    inner: dense_model.Work
     scale: dict[str, float]
     """What weights are multiplied with in training."""
 
@@ -126,7 +126,7 @@ class FedDrop:
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         cut = self.dropping.cut(ctx.task, down.seed)
         small = cut.task(ctx.task)
-        job = dense.begin(replace(ctx, task=small), self.training, down.params, None)
+        job = dense_model.begin(replace(ctx, task=small), self.training, down.params, None)
         scale = scales(cut) if self.rescale else {}
         return Job(Work(small, cut, down.seed, job.work, scale), job.epochs, job.batch)
 
@@ -143,7 +143,7 @@ class FedDrop:
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        done = dense.finish(replace(ctx, task=work.task), work.inner, "average")
+        done = dense_model.finish(replace(ctx, task=work.task), work.inner, "average")
         kept = Local(done.up.params, work.seed, ctx.round)
         return Result(
             up=done.up,

@@ -41,9 +41,10 @@ from gossamer.core import (
     sample,
 )
 from gossamer.fields import option
-from gossamer.methods import adjusting, sparse
-from gossamer.methods.adjusting import Adjustment, Local, Server, Train, Update, Work
+from gossamer.methods import sparse
 from gossamer.methods.fedtiny import TRAINING
+from gossamer.methods.parts import mask_adjustment
+from gossamer.methods.parts.mask_adjustment import Adjustment, Local, Server, Train, Update, Work
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Counts, activations
@@ -136,32 +137,34 @@ class FedMef:
 
     def init(self, ctx: Ctx) -> Server:
         self.adjustment.check()
-        adjusting.prunable(ctx)
+        mask_adjustment.prunable(ctx)
         params = ctx.task.init(ctx.common.fold("init"))
-        return adjusting.begun(params, self._first(ctx), 0)
+        return mask_adjustment.begun(params, self._first(ctx), 0)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return adjusting.message(ctx, state, client, self.bn)
+        return mask_adjustment.message(ctx, state, client, self.bn)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return adjusting.message(ctx, state, client, self.bn, lost=True)
+        return mask_adjustment.message(ctx, state, client, self.bn, lost=True)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return adjusting.merged(ctx, state, exchanges, self.adjustment, self.weighting, self.bn)
+        return mask_adjustment.merged(
+            ctx, state, exchanges, self.adjustment, self.weighting, self.bn
+        )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What the answer to a message looks like."""
-        return [adjusting.reply(ctx, down, self.adjustment)]
+        return [mask_adjustment.reply(ctx, down, self.adjustment)]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         rate = self.training.rate(ctx)
-        work = adjusting.begin(
+        work = mask_adjustment.begin(
             ctx, down, local, rate, self.adjustment, lambda number: self._first(ctx)
         )
         work.low = self._low(ctx, work)
@@ -186,7 +189,7 @@ class FedMef:
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        done = adjusting.finish(ctx, work, self.adjustment, self.bn)
+        done = mask_adjustment.finish(ctx, work, self.adjustment, self.bn)
         if not work.low:
             return done
         params = work.model.params

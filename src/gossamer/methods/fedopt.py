@@ -17,9 +17,9 @@ from typing import Literal
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive, Moments, Optimizer, unrounded
-from gossamer.methods.dense import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments, Optimizer, unrounded
 from gossamer.optim import Training
 
 
@@ -58,10 +58,10 @@ class FedOpt:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return Down(dense.shared(ctx, state.params, self.buffers))
+        return Down(dense_model.shared(ctx, state.params, self.buffers))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        mean = dense.average((_counted(state, each) for each in exchanges), self.weighting)
+        mean = dense_model.average((_counted(state, each) for each in exchanges), self.weighting)
         if not mean:
             return state
         changes = {name: mean[name] - state.params[name] for name in state.first}
@@ -71,18 +71,18 @@ class FedOpt:
         return Server(params, moments.first, moments.second, moments.steps)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense.begin(ctx, self.training, down.params, local)
+        return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense.step(ctx, self.training, work, batch)
+        return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        done = dense.finish(ctx, work, self.buffers)
+        done = dense_model.finish(ctx, work, self.buffers)
         # All tensors are then its own, as running statistics are with local buffers.
         return replace(done, local=Local(work.params)) if self.personal_model == "sent" else done
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return dense.model(state.params, local)
+        return dense_model.model(state.params, local)
 
     @property
     def _rule(self) -> Adaptive:

@@ -41,7 +41,7 @@ from gossamer.core import (
 )
 from gossamer.fields import option
 from gossamer.methods import sparse
-from gossamer.methods.adaptive import Adaptive, Moments
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 

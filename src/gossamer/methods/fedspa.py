@@ -22,8 +22,9 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import personal, sparse
-from gossamer.methods.personal import Down, Register, Server, Up
+from gossamer.methods import sparse
+from gossamer.methods.parts import personal_masks
+from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
 from gossamer.methods.subfedavg import TRAINING
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging
@@ -60,12 +61,12 @@ class FedSpa:
     own_start: bool = option(False, "every client begins with a mask of its own")
     averaging: Averaging = option("fedavg", "changes over all clients, or over those with a weight")
     weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
-    accounting: Accounting = personal.ACCOUNTING
+    accounting: Accounting = personal_masks.ACCOUNTING
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        personal.everything(ctx.task.layout)
+        personal_masks.everything(ctx.task.layout)
         return Server(ctx.task.init(ctx.common.fold("init")), Register.empty())
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
@@ -73,11 +74,11 @@ class FedSpa:
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         first = self.first(ctx, client.id)
-        return personal.message(ctx, state, client, first, told=self.own_start)
+        return personal_masks.message(ctx, state, client, first, told=self.own_start)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return personal.message(ctx, state, client, self.first(ctx, client.id), lost=True)
+        return personal_masks.message(ctx, state, client, self.first(ctx, client.id), lost=True)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         changed: dict[int, Masks] = {}
@@ -97,13 +98,13 @@ class FedSpa:
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What the answer to a message looks like: with a mask, if clients move it."""
-        return personal.replies(ctx, down)[int(self.search) :][:1]
+        return personal_masks.replies(ctx, down)[int(self.search) :][:1]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         first = {} if self.own_start else self.first(ctx)
-        params, masks = personal.received(ctx, down, local.masks if local else None, first)
+        params, masks = personal_masks.received(ctx, down, local.masks if local else None, first)
         work = sparse.begin(ctx, params, masks, self.training.rate(ctx), moves=self.search)
         return Job(Work(work, params, masks), self.training.epochs, self.training.batch)
 
@@ -175,8 +176,8 @@ class FedSpa:
         def first(client: int) -> Masks:
             return self.first(ctx, client)
 
-        found = personal.read(
-            ctx, state, first, exchanges, personal.as_many, changed, shrinks=False
+        found = personal_masks.read(
+            ctx, state, first, exchanges, personal_masks.as_many, changed, shrinks=False
         )
         for client, whole, masks in found:
             yield whole, masks, merge.weight(client, self.weighting)

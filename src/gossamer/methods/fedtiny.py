@@ -48,8 +48,9 @@ from gossamer.core import (
     sample,
 )
 from gossamer.fields import option
-from gossamer.methods import adjusting, sparse
-from gossamer.methods.adjusting import Adjustment, Local, Train, Update
+from gossamer.methods import sparse
+from gossamer.methods.parts import mask_adjustment
+from gossamer.methods.parts.mask_adjustment import Adjustment, Local, Train, Update
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation
@@ -95,7 +96,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Server:
-    model: adjusting.Server
+    model: mask_adjustment.Server
     statistics: tuple[Params, ...]
     """Of each candidate, between the two rounds of choice."""
 
@@ -144,7 +145,7 @@ class Trial:
     examples: int = 0
 
 
-Work: TypeAlias = Trial | adjusting.Work
+Work: TypeAlias = Trial | mask_adjustment.Work
 
 
 @dataclass(frozen=True)
@@ -166,14 +167,14 @@ class FedTiny:
 
     def init(self, ctx: Ctx) -> Server:
         self.adjustment.check()
-        adjusting.prunable(ctx)
+        mask_adjustment.prunable(ctx)
         chooses = self.selection.rounds(ctx)
         if chooses >= ctx.rounds:
             raise ValueError(
                 f"the choice of a candidate takes {chooses} rounds that train nothing, and the run "
                 f"has {ctx.rounds}; use --rounds {chooses + 1} or more, or --candidates 1"
             )
-        return Server(adjusting.begun(*self.candidate(ctx, 0), 0), ())
+        return Server(mask_adjustment.begun(*self.candidate(ctx, 0), 0), ())
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if self._training(ctx):
@@ -183,14 +184,14 @@ class FedTiny:
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         if self._training(ctx):
-            return adjusting.message(ctx, state.model, client, self.bn)
+            return mask_adjustment.message(ctx, state.model, client, self.bn)
         if self._estimating(ctx):
             return Candidates()
         return Score(state.statistics or ({},) * self.selection.candidates)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return adjusting.message(ctx, state.model, client, self.bn, lost=True)
+        return mask_adjustment.message(ctx, state.model, client, self.bn, lost=True)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         if self._estimating(ctx):
@@ -198,10 +199,10 @@ class FedTiny:
             return replace(state, statistics=self._apart(ctx, means)) if means else state
         if not self._training(ctx):
             return self._chosen(ctx, state, exchanges)
-        model = adjusting.merged(
+        model = mask_adjustment.merged(
             self._since(ctx),
             state.model,
-            adjusting.training(exchanges),
+            mask_adjustment.training(exchanges),
             self.adjustment,
             self.weighting,
             self.bn,
@@ -216,7 +217,7 @@ class FedTiny:
             case Score():
                 return [Losses(torch.zeros(len(self._numbers)))]
             case Train():
-                return [adjusting.reply(self._since(ctx), down, self.adjustment)]
+                return [mask_adjustment.reply(self._since(ctx), down, self.adjustment)]
 
     # client ---------------------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class FedTiny:
         if isinstance(down, Train):
             here = self._since(ctx)
             rate = self.training.rate(here)
-            work = adjusting.begin(here, down, local, rate, self.adjustment, self._first(ctx))
+            work = mask_adjustment.begin(here, down, local, rate, self.adjustment, self._first(ctx))
             return Job(work, self.training.epochs, self.training.batch)
         drawn = [self.candidate(ctx, number) for number in self._numbers]
         found = down.statistics if isinstance(down, Score) else ({},) * len(drawn)
@@ -251,7 +252,7 @@ class FedTiny:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         if not isinstance(work, Trial):
-            done = adjusting.finish(ctx, work, self.adjustment, self.bn)
+            done = mask_adjustment.finish(ctx, work, self.adjustment, self.bn)
             return Result(done.up, done.local, done.masks, metrics=done.metrics)
         if work.scores:
             losses = (work.losses / max(work.examples, 1)).float().nan_to_num(WORST, WORST, -WORST)
@@ -292,7 +293,7 @@ class FedTiny:
         params = ctx.task.init(key)
         return params, sparsity.largest(params, sparsity.apportion(layout, shares))
 
-    def _first(self, ctx: Ctx) -> adjusting.Draw:
+    def _first(self, ctx: Ctx) -> mask_adjustment.Draw:
         return lambda number: self.candidate(ctx, number)[1]
 
     @property
@@ -338,7 +339,7 @@ class FedTiny:
         number = int(total.argmin())
         params, masks = self.candidate(ctx, number)
         statistics = state.statistics[number] if state.statistics else {}
-        return Server(adjusting.begun({**params, **statistics}, masks, number), ())
+        return Server(mask_adjustment.begun({**params, **statistics}, masks, number), ())
 
     # when -----------------------------------------------------------------------------------------
 
@@ -349,7 +350,7 @@ class FedTiny:
         return ctx.round == 1 and self.selection.rounds(ctx) == 2
 
     def _since(self, ctx: Ctx) -> Ctx:
-        return adjusting.later(ctx, self.selection.rounds(ctx))
+        return mask_adjustment.later(ctx, self.selection.rounds(ctx))
 
 
 def clean() -> FedTiny:

@@ -46,8 +46,8 @@ from gossamer.core import (
 )
 from gossamer.fields import option
 from gossamer.methods import sparse
-from gossamer.methods.masking import Masking
-from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.parts.shared_masks import Masking
 from gossamer.methods.sparse import BatchNorm, Learning, Work
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging, Saturate

@@ -11,7 +11,7 @@ from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Missing, Params
 from gossamer.methods import sparse
 from gossamer.methods.feddst import First
-from gossamer.methods.probing import Probe, Sensitivity
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.methods.sparse import BatchNorm
 from gossamer.wire import Packed, Revision, unpack
 

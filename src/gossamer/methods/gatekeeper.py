@@ -18,8 +18,8 @@ from torch import Tensor
 from gossamer.core import Ctx, Masks, Params
 from gossamer.fields import option
 from gossamer.methods import compacting
-from gossamer.methods.adaptive import Adaptive, Moments
 from gossamer.methods.gated import Gating, adamax
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.hard_concrete import Groups
 

@@ -23,9 +23,9 @@ from torch.nn.functional import softshrink
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import dense
-from gossamer.methods.adaptive import Adaptive, Moments
-from gossamer.methods.dense import Down, Work
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Work
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.optim import Training
 from gossamer.wire import Packed, pack, unpack
 
@@ -116,10 +116,10 @@ class Laplace:
         return Server({**state.params, **middle, **stepped}, moments)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense.begin(ctx, self.training, down.params, None, anchored=True)
+        return dense_model.begin(ctx, self.training, down.params, None, anchored=True)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        dense.step(ctx, self.training, work, batch)
+        dense_model.step(ctx, self.training, work, batch)
         each = len(ctx.own.train) if self.regulariser == "per-example" else 1
         for name in ctx.task.layout.parameters:
             shrink(work.params[name], work.anchor[name], work.rate * self.strength / each)
@@ -132,7 +132,7 @@ class Laplace:
         buffers = {name: work.params[name] for name in ctx.task.layout.buffers}
         # The sum that the server forms, so that both have the same model to the last bit.
         sent = {**{name: work.anchor[name] + change for name, change in changes.items()}, **buffers}
-        metrics = dense.finish(ctx, work, "average").metrics
+        metrics = dense_model.finish(ctx, work, "average").metrics
         count = sum(int(mask.sum()) for mask in moved.values())
         return Result(
             up=Up(moved, pack(changes, moved), buffers),

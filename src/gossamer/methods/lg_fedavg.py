@@ -18,9 +18,9 @@ from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
-from gossamer.methods import dense
-from gossamer.methods.dense import Down, Up, Work
 from gossamer.methods.fedavg import Server
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Up, Work
 from gossamer.optim import Training
 from gossamer.task.layout import Layout, did_you_mean
 
@@ -51,18 +51,18 @@ class LGFedAvg:
         return Down(state.params)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return Server({**state.params, **dense.average(exchanges, self.weighting)})
+        return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense.begin(ctx, self.training, _joined(ctx, down.params, local), None)
+        return dense_model.begin(ctx, self.training, _joined(ctx, down.params, local), None)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense.step(ctx, self.training, work, batch)
+        return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         sent = {name: work.params[name] for name in shared(ctx.task.layout, self.shared)}
         kept = {name: tensor for name, tensor in work.params.items() if name not in sent}
-        metrics = dense.finish(ctx, work, "average").metrics
+        metrics = dense_model.finish(ctx, work, "average").metrics
         return Result(Up(sent), Local(kept) if kept else None, metrics=metrics)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:

@@ -22,8 +22,9 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import personal, sparse
-from gossamer.methods.personal import Down, Judge, Register, Server, Up
+from gossamer.methods import sparse
+from gossamer.methods.parts import personal_masks
+from gossamer.methods.parts.personal_masks import Down, Judge, Register, Server, Up
 from gossamer.methods.sparse import Work
 from gossamer.methods.subfedavg import TRAINING, subnetworks
 from gossamer.optim import Training
@@ -45,40 +46,46 @@ class LotteryFL:
     accurate: float = option(0.2, "least accuracy of a model that may be pruned", least=0, most=1)
     validate_on: Judge = option("valid", "data by which that is seen; training data if none")
     weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
-    accounting: Accounting = personal.ACCOUNTING
+    accounting: Accounting = personal_masks.ACCOUNTING
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        personal.everything(ctx.task.layout)
+        personal_masks.everything(ctx.task.layout)
         return Server(first_weights(ctx), Register.empty())
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return personal.message(ctx, state, client, personal.everything(ctx.task.layout))
+        return personal_masks.message(
+            ctx, state, client, personal_masks.everything(ctx.task.layout)
+        )
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return personal.message(ctx, state, client, personal.everything(ctx.task.layout), lost=True)
+        return personal_masks.message(
+            ctx, state, client, personal_masks.everything(ctx.task.layout), lost=True
+        )
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         return subnetworks(ctx, state, exchanges, self.weighting)
 
     def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
         """The mask of which a client tells changes."""
-        return state.known.find(ctx.task.layout, client.id) or personal.everything(ctx.task.layout)
+        return state.known.find(ctx.task.layout, client.id) or personal_masks.everything(
+            ctx.task.layout
+        )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What answers to a message look like: with a mask, or without."""
-        return personal.replies(ctx, down)
+        return personal_masks.replies(ctx, down)
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        first = personal.everything(ctx.task.layout)
-        params, before = personal.received(ctx, down, local.masks if local else None, first)
+        first = personal_masks.everything(ctx.task.layout)
+        params, before = personal_masks.received(ctx, down, local.masks if local else None, first)
         masks = self._pruned(ctx, params, before)
         if masks is not before:
             start = first_weights(ctx)
@@ -119,7 +126,7 @@ class LotteryFL:
         # A percentile rarely falls on the target to the weight: within a weight per layer it is.
         if density * size <= self.density * size + len(before):
             return before
-        if personal.accuracy(ctx, params, self.validate_on) <= self.accurate:
+        if personal_masks.accuracy(ctx, params, self.validate_on) <= self.accurate:
             return before
         step = self.prune_step
         if not self.overshoot:

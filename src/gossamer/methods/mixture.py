@@ -24,8 +24,8 @@ from torch import Tensor
 from gossamer import merge, optim
 from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods.adaptive import Adaptive, Moments
-from gossamer.methods.dense import Up
+from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.optim import Training
 
 LEAST = 1e-8

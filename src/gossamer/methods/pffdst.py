@@ -42,8 +42,8 @@ from gossamer.methods.freezing import (
     scales,
     score,
 )
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.phases import Phases
-from gossamer.methods.probing import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.sparse import BatchNorm, Learning
 from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
 from gossamer.optim import Training

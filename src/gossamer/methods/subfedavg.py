@@ -22,8 +22,9 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import personal, sparse
-from gossamer.methods.personal import Down, Judge, Register, Server, Up
+from gossamer.methods import sparse
+from gossamer.methods.parts import personal_masks
+from gossamer.methods.parts.personal_masks import Down, Judge, Register, Server, Up
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision
@@ -68,7 +69,7 @@ class SubFedAvg:
     personal_model: Literal["sent", "masked"] = option(
         "sent", "a client's own model: as it left it, or the server's under its mask"
     )
-    accounting: Accounting = personal.ACCOUNTING
+    accounting: Accounting = personal_masks.ACCOUNTING
 
     # server ---------------------------------------------------------------------------------------
 
@@ -78,35 +79,41 @@ class SubFedAvg:
                 f"masks after the first and the last epoch are compared, and --epochs "
                 f"{self.training.epochs:g} has no two; use --epochs 2 or more"
             )
-        personal.everything(ctx.task.layout)
+        personal_masks.everything(ctx.task.layout)
         return Server(ctx.task.init(ctx.common.fold("init")), Register.empty())
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return personal.message(ctx, state, client, personal.everything(ctx.task.layout))
+        return personal_masks.message(
+            ctx, state, client, personal_masks.everything(ctx.task.layout)
+        )
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return personal.message(ctx, state, client, personal.everything(ctx.task.layout), lost=True)
+        return personal_masks.message(
+            ctx, state, client, personal_masks.everything(ctx.task.layout), lost=True
+        )
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         return subnetworks(ctx, state, exchanges, self.weighting)
 
     def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
         """The mask of which a client tells changes."""
-        return state.known.find(ctx.task.layout, client.id) or personal.everything(ctx.task.layout)
+        return state.known.find(ctx.task.layout, client.id) or personal_masks.everything(
+            ctx.task.layout
+        )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """What answers to a message look like: with a mask, or without."""
-        return personal.replies(ctx, down)
+        return personal_masks.replies(ctx, down)
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        first = personal.everything(ctx.task.layout)
-        params, masks = personal.received(ctx, down, local.masks if local else None, first)
+        first = personal_masks.everything(ctx.task.layout)
+        params, masks = personal_masks.received(ctx, down, local.masks if local else None, first)
         work = sparse.begin(ctx, params, masks, self.training.rate(ctx), moves=False)
         return Job(Work(work), self.training.epochs, self.training.batch)
 
@@ -153,7 +160,7 @@ class SubFedAvg:
         if self.target - share < self.prune_step:
             step = min(self.last_step, (self.target - share) / (1 - share))
             last = sparsity.above_percentile(params, before, step)
-        found = personal.accuracy(ctx, sparsity.masked(params, last), self.validate_on)
+        found = personal_masks.accuracy(ctx, sparsity.masked(params, last), self.validate_on)
         return last if found > self.accurate else before
 
 
@@ -162,11 +169,17 @@ def subnetworks(
 ) -> Server:
     """Each weight becomes its mean over the clients that have it, or stays where none has."""
     changed: dict[int, Masks] = {}
-    everything = personal.everything(ctx.task.layout)
+    everything = personal_masks.everything(ctx.task.layout)
     replies = (
         (whole, masks, merge.weight(client, weighting))
-        for client, whole, masks in personal.read(
-            ctx, state, lambda _: everything, exchanges, personal.within, changed, shrinks=True
+        for client, whole, masks in personal_masks.read(
+            ctx,
+            state,
+            lambda _: everything,
+            exchanges,
+            personal_masks.within,
+            changed,
+            shrinks=True,
         )
     )
     average = sparsity.masked_mean(replies, "wfa", state.params)

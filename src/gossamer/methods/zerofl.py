@@ -26,8 +26,9 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import dense, sparse
-from gossamer.methods.dense import Down, Work
+from gossamer.methods import sparse
+from gossamer.methods.parts import dense_model
+from gossamer.methods.parts.dense_model import Down, Work
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
 from gossamer.sparsity import Counts, swat
@@ -108,13 +109,13 @@ class ZeroFL:
 
     def begin(self, ctx: Ctx, down: Down, local: None) -> Job[Work]:
         anchored = self.upload != "top-weights"
-        return dense.begin(self._sparse(ctx), self.training, down.params, None, anchored)
+        return dense_model.begin(self._sparse(ctx), self.training, down.params, None, anchored)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         own = self._sparse(ctx)
         if batch.step % self.period == 0:
             swat.forget(own.task, work.params)
-        return dense.step(own, self.training, work, batch)
+        return dense_model.step(own, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, None]:
         names = ctx.task.layout.prunable

@@ -10,7 +10,7 @@ import torch
 
 from gossamer import Client, FedOpt, Key, Training
 from gossamer.engine.client import train
-from gossamer.methods.adaptive import Adaptive, Optimizer
+from gossamer.methods.parts.server_optimiser import Adaptive, Optimizer
 from helpers import Toy, client_ctx, normed, same, server_ctx
 
 CHANGES = ((0.3, -0.2), (0.1, 0.4), (-0.5, 0.0))

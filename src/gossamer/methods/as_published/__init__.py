@@ -1,0 +1,17 @@
+"""Authors' codes, and other readings of papers that contradict themselves: runnable, side by side.
+
+An entry such as `spafl-iclr-bytecode` is a released code with its ways; an entry NAME-variants has
+every alternative reading of a paper as an option, and with its defaults gives the bits of NAME.
+"""
+
+from typing import Any
+
+from gossamer.core import Method
+from gossamer.methods.as_published import feddst, flash, pffdst, spafl
+
+PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
+    **spafl.ENTRIES,
+    **flash.ENTRIES,
+    **feddst.ENTRIES,
+    **pffdst.ENTRIES,
+}

@@ -1,0 +1,1 @@
+"""What two or more methods share, as plain records and functions: nothing here is a method."""

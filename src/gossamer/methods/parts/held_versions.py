@@ -1,0 +1,26 @@
+"""Which version of the masks each client holds, so that the server sends masks only when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.core import Client
+
+NOBODY = torch.zeros(0, dtype=torch.int32)
+"""By client id, the version a client holds, or -1: at first, nobody holds any."""
+
+
+def holds(held: Tensor, client: Client, version: int) -> bool:
+    """Whether a client holds this version."""
+    return client.id < len(held) and int(held[client.id]) == version
+
+
+def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) -> Tensor:
+    """The versions held after some clients received `version`, or lost theirs (-1)."""
+    found = torch.full((max([len(held), *(id + 1 for id in clients)]),), -1, dtype=torch.int32)
+    found[: len(held)] = held
+    found[list(clients)] = torch.tensor(version, dtype=torch.int32)
+    return found
