@@ -44,7 +44,8 @@ from gossamer.fields import option
 from gossamer.methods import sparse
 from gossamer.methods.fedtiny import TRAINING
 from gossamer.methods.parts import mask_adjustment
-from gossamer.methods.parts.mask_adjustment import Adjustment, Local, Server, Train, Update, Work
+from gossamer.methods.parts.mask_adjustment import AdjustedModel as Server
+from gossamer.methods.parts.mask_adjustment import Adjustment, Local, Train, Update, Work
 from gossamer.methods.sparse import BatchNorm
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Counts, activations

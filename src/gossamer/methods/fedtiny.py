@@ -96,7 +96,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Server:
-    model: mask_adjustment.Server
+    model: mask_adjustment.AdjustedModel
     statistics: tuple[Params, ...]
     """Of each candidate, between the two rounds of choice."""
 

@@ -158,20 +158,23 @@ def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
 
 
 def record_types(method: object) -> dict[str, type]:
-    """All record types that a method's functions speak of, by name."""
+    """All record types that travel or are kept, by name, as the method's signatures have them."""
     found: dict[str, type] = {}
     for name in ("init", "down", "begin", "finish"):
-        function = getattr(type(method), name)
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(getattr(type(method), name))
         for label, hint in hints.items():
-            if label != "ctx":
+            # Work, which `begin` returns and `finish` takes, never leaves a client.
+            if label != "ctx" and (name, label) not in (("begin", "return"), ("finish", "work")):
                 _collect(hint, found)
     return found
 
 
 def type_name(kind: type) -> str:
-    """The name under which a record type is agreed on."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    """The name under which a record type is agreed on: that of the class, wherever it is defined.
+
+    So a module may be moved or copied, and its checkpoints and hashes stay what they were.
+    """
+    return kind.__qualname__
 
 
 def _collect(hint: Any, found: dict[str, type]) -> None:
@@ -180,7 +183,15 @@ def _collect(hint: Any, found: dict[str, type]) -> None:
     if isinstance(hint, types.UnionType | type(None)):
         return
     kind = typing.get_origin(hint) or hint
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and type_name(kind) not in found:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        known = found.get(type_name(kind))
+        if known is kind:
+            return
+        if known is not None:
+            raise TypeError(
+                f"two records of the method are called {type_name(kind)!r}, of {known.__module__} "
+                f"and of {kind.__module__}; rename one of them"
+            )
         found[type_name(kind)] = kind
         for inner in typing.get_type_hints(kind).values():
             _collect(inner, found)

@@ -110,7 +110,7 @@ class Adjustment:
 
 
 @dataclass(frozen=True)
-class Server:
+class AdjustedModel:
     params: Params
     masks: Masks
     number: int
@@ -208,13 +208,15 @@ class Votes:
 # the server ---------------------------------------------------------------------------------------
 
 
-def begun(params: Params, masks: Masks, number: int) -> Server:
+def begun(params: Params, masks: Masks, number: int) -> AdjustedModel:
     """The state before the first round of training."""
     nobody = torch.zeros(0, dtype=torch.int32)
-    return Server(sparsity.masked(params, masks), masks, number, 0, nobody, {})
+    return AdjustedModel(sparsity.masked(params, masks), masks, number, 0, nobody, {})
 
 
-def message(ctx: Ctx, state: Server, client: Client, bn: BatchNorm, lost: bool = False) -> Train:
+def message(
+    ctx: Ctx, state: AdjustedModel, client: Client, bn: BatchNorm, lost: bool = False
+) -> Train:
     """The model, and the mask for whoever does not hold it; a client may have lost all it held."""
     mask: Seeded | Revision | None = None
     if lost or not sparse.holds(state.held, client, state.version):
@@ -253,12 +255,12 @@ def training(exchanges: Iterable[Exchange[D, U]]) -> Iterator[Exchange[Train, Up
 
 def merged(
     ctx: Ctx,
-    state: Server,
+    state: AdjustedModel,
     exchanges: Iterable[Exchange[Train, Update]],
     adjustment: Adjustment,
     weighting: merge.Weighting,
     bn: BatchNorm,
-) -> Server:
+) -> AdjustedModel:
     """The mean of clients' models, and its mask adjusted if the round is one for that."""
     asked = adjustment.asked(ctx, sparsity.count(state.masks))
     met: list[int] = []
