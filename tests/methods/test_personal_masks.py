@@ -282,10 +282,10 @@ def test_subfedavg_waits_until_candidates_differ_and_stops_when_they_agree() -> 
     task, params, masks = hundred(0)
     same = sparsity.above_percentile(params, masks, 0.2)
     assert SubFedAvg()._pruned(judged(task), params, masks, same) is masks
-    assert subfedavg.apart(same, same) == 0
+    assert subfedavg.mean_difference(same, same) == 0
     one = {"weight": same["weight"].clone()}
     one["weight"][1, 99] = False
-    assert subfedavg.apart(one, same) == 1 / 200
+    assert subfedavg.mean_difference(one, same) == 1 / 200
 
 
 def test_subfedavg_counts_biases_among_what_is_left() -> None:

@@ -105,7 +105,7 @@ def test_clients_count_by_examples_and_with_zero_where_they_sent_nothing(upload:
     wanted = mean if upload == "top-weights" else mean + torch.tensor([1.0, 2, 3, 4])
     found = method.merge(ctx, state, exchanges)
     torch.testing.assert_close(found.params["weight"][0], wanted)
-    assert found.apart == pytest.approx(2 / 3)  # one pair of three has all in common
+    assert found.mean_jaccard == pytest.approx(2 / 3)  # one pair of three has all in common
     uniform = replace(method, weighting="uniform").merge(ctx, state, exchanges)
     assert uniform.params["weight"][0, 0] == pytest.approx(4 + float(upload in DIFFS))
 

@@ -74,7 +74,7 @@ class Server:
     version: int
     held: Tensor
     """By client id: the version of the masks that the client holds, or -1."""
-    apart: float = 0.0
+    mean_jaccard: float = 0.0
     """The mean Jaccard distance of two clients of the last round."""
 
 
@@ -227,7 +227,7 @@ class FedDST:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, and how far those of clients were from one another."""
-        return Measures(state.masks, {"client_mismatch": state.apart})
+        return Measures(state.masks, {"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class FedSpa:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How far clients' masks were from one another; the server's model has none."""
-        return Measures(metrics={"client_mismatch": state.apart})
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Server:
     tested: Params
     """What is tested, where that is not the model: the mean before it was masked, or moved."""
     union_density: float
-    apart: float
+    mean_jaccard: float
     """The mean Jaccard distance of two clients of the last round."""
 
 
@@ -268,7 +268,7 @@ class Flash:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, and how much of it clients have in common or not."""
-        shown = {"union_density": state.union_density, "client_mismatch": state.apart}
+        shown = {"union_density": state.union_density, "client_mismatch": state.mean_jaccard}
         return Measures(state.masks[-1], shown | self.masking.shown(ctx, state.masks[-1]))
 
     def _moves(self, ctx: Ctx) -> bool:

@@ -115,7 +115,7 @@ class LotteryFL:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How far clients' masks were from one another; the server's model has none."""
-        return Measures(metrics={"client_mismatch": state.apart})
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Server:
     params: Params
     masks: Masks
     """Where at least one client of the last round has a weight."""
-    apart: float = 0.0
+    mean_jaccard: float = 0.0
     """The mean Jaccard distance of two of these clients."""
 
 
@@ -154,7 +154,7 @@ class NST:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """Where the server's model is not zero: more than any client has, the more they differ."""
-        return Measures(state.masks, {"client_mismatch": state.apart})
+        return Measures(state.masks, {"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 

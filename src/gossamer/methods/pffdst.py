@@ -73,7 +73,7 @@ class Server:
     """The model of the first phase that did best on validation data, where that will be frozen."""
     best_masks: Masks
     best_score: float
-    apart: float = 0.0
+    mean_jaccard: float = 0.0
     """The mean Jaccard distance of two clients of the last round."""
 
 
@@ -170,7 +170,7 @@ class PFFDST:
             version=state.version + moved,
             held=known,
             holders=sparse.marked(state.holders, met, 1) if state.frozen else state.holders,
-            apart=average.mean_jaccard,
+            mean_jaccard=average.mean_jaccard,
         )
         parts = (state.params, state.masks, state.frozen, average)
         change = None if state.trimmed else self.phases.readjusted(ctx, *parts)
@@ -263,7 +263,9 @@ class PFFDST:
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks of the model, how much no longer changes, and how far clients are apart."""
         frozen = sparse.total(state.frozen) / ctx.task.layout.total("count", state.masks)
-        return Measures(state.masks, {"frozen_density": frozen, "client_mismatch": state.apart})
+        return Measures(
+            state.masks, {"frozen_density": frozen, "client_mismatch": state.mean_jaccard}
+        )
 
     def _scores(self, ctx: Ctx) -> bool:
         first = self.phases.clock(ctx)[0] == 1

@@ -147,7 +147,7 @@ class SubFedAvg:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How far clients' masks were from one another; the server's model has none."""
-        return Measures(metrics={"client_mismatch": state.apart})
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class SubFedAvg:
         """The next mask: fewer weights, or as before."""
         share = pruned(ctx.task.layout, before)
         last = sparsity.above_percentile(params, before, self.prune_step)
-        if not first or apart(first, last) <= self.distance or share >= self.target:
+        if not first or mean_difference(first, last) <= self.distance or share >= self.target:
             return before
         if self.target - share < self.prune_step:
             step = min(self.last_step, (self.target - share) / (1 - share))
@@ -195,7 +195,7 @@ def pruned(layout: Layout, masks: Masks) -> float:
     return gone / layout.total("count", layout.parameters)
 
 
-def apart(first: Masks, second: Masks) -> float:
+def mean_difference(first: Masks, second: Masks) -> float:
     """The part of a layer in which two masks differ, in the mean over layers."""
     shares = [float((first[name] ^ mask).double().mean()) for name, mask in second.items()]
     return sum(shares) / len(shares)

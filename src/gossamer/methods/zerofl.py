@@ -43,7 +43,7 @@ Upload = Literal["top-weights", "diff-of-top-weights", "top-diffs"]
 @dataclass(frozen=True)
 class Server:
     params: Params
-    apart: float = 0.0
+    mean_jaccard: float = 0.0
     """The mean Jaccard distance between what two clients of the last round sent."""
 
 
@@ -139,7 +139,7 @@ class ZeroFL:
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The weights that the model is tested with, and how little of it clients agree on."""
         found = swat.masks(state.params, ctx.task.layout.prunable, self.density)
-        return Measures(found, {"client_mismatch": state.apart})
+        return Measures(found, {"client_mismatch": state.mean_jaccard})
 
     # parts ----------------------------------------------------------------------------------------
 

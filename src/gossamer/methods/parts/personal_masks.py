@@ -73,7 +73,7 @@ class Register:
 class Server:
     params: Params
     known: Register
-    apart: float = 0.0
+    mean_jaccard: float = 0.0
     """The mean Jaccard distance of two clients of the last round."""
 
 
