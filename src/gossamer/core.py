@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gossamer.task import Task
 
 Params: TypeAlias = dict[str, Tensor]
-"""Tensors by the names that a module gives them: parameters, and buffers that are trained along."""
+"""Tensors by their names in the module: parameters, and buffers such as running statistics."""
 Masks: TypeAlias = dict[str, Tensor]
-"""Where weights are kept, by the same names."""
+"""Bool tensors by the same names, true where a weight is kept."""
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -48,11 +48,11 @@ class Key:
         """A key further down the path; different paths give independent randomness."""
         for part in parts:
             if not isinstance(part, str | int):
-                raise TypeError(f"a key's path has text and whole numbers, not {part!r}")
+                raise TypeError(f"a key's path takes str and int, not {part!r}")
         return Key(self.seed, (*self.path, *parts))
 
     def digest(self) -> int:
-        """128 bits that are a function of seed and path alone."""
+        """128 bits that depend on seed and path alone."""
         text = hashlib.blake2b(digest_size=16)
         for part in (self.seed, *self.path):
             kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
@@ -71,7 +71,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """All a server may know of a client."""
+    """All that a server may know about a client."""
 
     id: int
     examples: int
@@ -100,22 +100,26 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Ctx:
-    """Where a call stands: task, round, randomness and, on a client, its data."""
+    """The context of a call: task, round, randomness and, on a client, its data."""
 
     task: Task
     round: int
     rounds: int
     key: Key
-    """Private randomness of this side in this round."""
+    """Private randomness of this party in this round."""
     common: Key
-    """Randomness both sides derive from the seed: never sent, never charged."""
+    """Randomness that server and clients derive from the seed: never sent, never charged."""
     data: Data | None = None
     budgets: tuple[float, ...] = (1.0,)
-    """Of all clients in the pool, each value once, ascending; a client sees only this default."""
+    """The distinct budgets in the pool, ascending; on a client, only this default."""
 
     @property
     def own(self) -> Data:
-        """The client's data; an error where there is none."""
+        """The client's data.
+
+        Raises:
+            ValueError: on the server, which has no data.
+        """
         if self.data is None:
             raise ValueError("a server has no data of its own; ctx.own is for clients")
         return self.data
@@ -123,7 +127,7 @@ class Ctx:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One mini-batch, and where it stands in the client's job."""
+    """One mini-batch, and its position in the client's job."""
 
     x: Tensor
     y: Tensor
@@ -145,7 +149,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[W]):
-    """Where a client starts and how long it works; `epochs` may be fractional."""
+    """Where a client starts and how long it trains; `epochs` may be fractional."""
 
     work: W
     epochs: float
@@ -154,19 +158,19 @@ class Job(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[U, C]):
-    """What a client sends, what it keeps, and which masks were active (for FLOPs and density)."""
+    """What a client sends, what it keeps, and its active masks (for FLOPs and density)."""
 
     up: U
     local: C | None = None
     masks: Masks = field(default_factory=dict)
     trained: Masks = field(default_factory=dict)
-    """What of the masks was trained, where a part of them is frozen; absent: all of it."""
+    """Which of the active weights were trained, if some were frozen; empty: all of them."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Generic[D, U]):
-    """One finished conversation with a client, as the server sees it."""
+    """A client's completed round, as the server sees it."""
 
     client: Client
     down: D
@@ -175,7 +179,7 @@ class Exchange(Generic[D, U]):
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What a server has to show of its state: masks of the global model, and other figures."""
+    """What a method reports about its server state: masks of the global model, and metrics."""
 
     masks: Masks = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -183,35 +187,36 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """A model that is several: it predicts the weighted mean of its members' probabilities."""
+    """Several models as one: it predicts the weighted mean of their probabilities."""
 
     members: tuple[Params, ...]
     weights: tuple[float, ...]
 
 
 class Missing(Exception):
-    """Raised by `begin` of a client that lacks what it was taken to hold, such as a mask it kept.
+    """Raised by `begin` if the client does not hold something that the server assumed it holds.
 
-    That is no failure: the client asks, the server answers with `resend`, and both are charged.
+    This is not a failure: the client asks, the server answers with `resend`, and both messages are
+    charged.
     """
 
 
 class Method(Protocol[S, C, D, W, U]):
-    """A federated method: four functions of the server, three of a client, one of anyone.
+    """A federated method: four functions of the server, three of a client, and the model.
 
-    All are pure, except that `step` may update its `work` in place: it consumes it.
+    All of them are pure, except that `step` consumes its `work` and may update it in place.
 
-    A method whose replies take several forms, or cannot be told from a first visit, may also have
-    `replies(ctx, down)`: an example of each `up` that may answer `down`. Others are refused.
+    Four more functions are optional:
 
-    A method that does not send again what clients keep has `resend(ctx, state, client)`: the `down`
-    for a client that kept nothing, sent to one whose `begin` raises `Missing`.
-
-    Masks in a reply are told as changes of those in `down` or in the server's state. A method whose
-    state has masks of clients in a form of its own has `holds(ctx, state, client) -> Masks | None`.
-
-    A method with masks at the server may have `measures(ctx, state) -> Measures`: the engine then
-    tells after every round how dense they are and how far they moved, layer by layer.
+    - `replies(ctx, down)`: example replies to `down`, from which the reply schema is derived. For
+      methods whose replies take several forms. Replies of another form are refused.
+    - `resend(ctx, state, client)`: the `down` for a client that kept nothing. For methods that do
+      not send what clients already hold; used when `begin` raises `Missing`.
+    - `holds(ctx, state, client) -> Masks | None`: the masks that a client holds. Masks in a reply
+      are encoded as changes to masks in `down` or in the server's state; this is for methods that
+      store them in another form.
+    - `measures(ctx, state) -> Measures`: masks and metrics of the server's state. The engine reports
+      their density and how far they moved, layer by layer, after every round.
     """
 
     # server
@@ -225,12 +230,12 @@ class Method(Protocol[S, C, D, W, U]):
     def step(self, ctx: Ctx, work: W, batch: Batch) -> W: ...
     def finish(self, ctx: Ctx, work: W) -> Result[U, C]: ...
 
-    # anyone: the model to evaluate or export; local=None asks for the global one
+    # the model to evaluate or export; local=None: the global one
     def model(self, ctx: Ctx, state: S, local: C | None) -> Params | Ensemble: ...
 
 
 def sample(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
-    """`count` clients drawn uniformly without replacement, in the order of their ids."""
+    """`count` clients drawn uniformly without replacement, ordered by id."""
     _check_count(pool, count)
     chosen = key.fold("cohort").numpy().choice(len(pool), size=count, replace=False, shuffle=False)
     return [pool[index] for index in sorted(chosen.tolist())]
@@ -239,11 +244,10 @@ def sample(key: Key, pool: Sequence[Client], count: int) -> list[Client]:
 def sample_by_budget(
     key: Key, pool: Sequence[Client], count: int, most: float = 1.0
 ) -> list[Client]:
-    """`count` clients with every budget in its share of the pool, in the order of their ids.
+    """A stratified sample: every budget is represented in proportion to the pool; ordered by id.
 
-    What is left over when shares are rounded down goes to groups at random, in proportion, so that
-    everybody is drawn sooner or later. Budgets of `most` and above are one; with a single budget
-    this is `sample`.
+    Remainders of rounding are assigned at random, in proportion, so that every client is drawn
+    eventually. Budgets of `most` and above are one stratum; with a single stratum this is `sample`.
     """
     levels = levels_of(pool).up_to(most)
     if len(levels.budgets) < 2:
@@ -260,10 +264,10 @@ def sample_by_budget(
 
 
 def sample_richest(key: Key, pool: Sequence[Client], count: int, most: float = 1.0) -> list[Client]:
-    """Up to `count` clients of those with the largest budget, in the order of their ids.
+    """Up to `count` clients among those with the largest budget, ordered by id.
 
-    All of them if there are fewer; budgets of `most` and above are one. With a single budget, and
-    enough clients, this is `sample`.
+    All of them if there are fewer. Budgets of `most` and above count as equal; with a single budget
+    and enough clients this is `sample`.
     """
     _check_count(pool, min(count, len(pool)))
     richest = levels_of(pool).up_to(most).members[-1]
@@ -273,9 +277,9 @@ def sample_richest(key: Key, pool: Sequence[Client], count: int, most: float = 1
 
 
 def _shares(key: Key, count: int, sizes: Sequence[int]) -> list[int]:
-    """How many of `count` each group has: the floor of its share, and one more by its remainder.
+    """How many of `count` each group gets: the floor of its share, plus one by its remainder.
 
-    Systematic sampling: a random start and equal steps give every group its share in the mean.
+    Systematic sampling: a random start and equal steps give every group its expected share.
     """
     ends = np.cumsum(sizes)
     start = int(key.fold("shares").numpy().integers(ends[-1]))
@@ -293,11 +297,11 @@ def _check_count(pool: Sequence[Client], count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Who can afford what: each budget once, ascending, and the places of its clients."""
+    """Clients grouped by budget, ascending."""
 
     budgets: tuple[float, ...]
     members: tuple[npt.NDArray[np.int64], ...]
-    """Places in the pool, ascending."""
+    """Indices into the pool, ascending."""
 
     @staticmethod
     def of(budgets: npt.NDArray[np.float64]) -> Levels:
@@ -307,7 +311,7 @@ class Levels:
         return Levels(tuple(values.tolist()), tuple(members[: len(values)]))
 
     def up_to(self, most: float) -> Levels:
-        """The same, where whoever can afford `most` or more is of one level."""
+        """The same groups, with all budgets of `most` and above as one."""
         below = sum(budget < most for budget in self.budgets)
         if below >= len(self.budgets) - 1:
             return self
@@ -317,25 +321,25 @@ class Levels:
 
 @runtime_checkable
 class Levelled(Protocol):
-    """A pool that knows its levels without making a client of every row."""
+    """A pool that knows its budget levels without creating a `Client` for every row."""
 
     def levels(self) -> Levels: ...
 
 
 def levels_of(pool: Sequence[Client]) -> Levels:
-    """The levels of any pool; one that does not know them is looked at client by client."""
+    """The budget levels of any pool."""
     if isinstance(pool, Levelled):
         return pool.levels()
     return Levels.of(np.array([client.budget for client in pool], np.float64))
 
 
 def budgets_of(pool: Sequence[Client]) -> tuple[float, ...]:
-    """Each budget in the pool once, ascending, to the digit as its clients have it."""
+    """The distinct budgets in the pool, ascending."""
     return levels_of(pool).budgets
 
 
 def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
-    """`total` in whole parts as the weights have it, by largest remainder; ties to the earlier."""
+    """Divides `total` into integers proportional to the weights, by largest remainder."""
     common = lcm(*(weight.denominator for weight in weights))
     counts = [int(weight * common) for weight in weights]
     whole = sum(counts)

@@ -1,4 +1,4 @@
-"""Local training by SGD: its settings, its schedules, and one fused step."""
+"""Local SGD: its settings, learning-rate schedules, and one fused step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Velocity = list[Tensor | None]
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains: SGD with its schedule over the rounds."""
+    """How a client trains: SGD, with a learning-rate schedule over the rounds."""
 
     epochs: float = option(1.0, "local epochs; may be fractional", above=0)
     batch: int = option(64, "examples in a local mini-batch", least=1)
     lr: float = option(0.05, "local learning rate in the first round", above=0)
-    schedule: Schedule = option("constant", "how the learning rate changes from round to round")
-    decay: float = option(0.99, "factor per round of the exponential schedule", above=0, most=1)
-    lr_end: float = option(0.001, "last rate of exponential-to and cosine", least=0)
-    lr_least: float = option(0.0, "the rate never falls below this", least=0)
-    lr_horizon: int = option(0, "rounds the schedule spans; 0 means all of the run", least=0)
-    lr_lag: int = option(0, "rounds by which the schedule is late", least=0)
+    schedule: Schedule = option("constant", "learning-rate schedule over the rounds")
+    decay: float = option(0.99, "decay per round of the exponential schedule", above=0, most=1)
+    lr_end: float = option(0.001, "final learning rate of exponential-to and cosine", least=0)
+    lr_least: float = option(0.0, "lower bound of the learning rate", least=0)
+    lr_horizon: int = option(0, "rounds that the schedule spans; 0: all", least=0)
+    lr_lag: int = option(0, "rounds before the schedule starts", least=0)
     momentum: float = option(0.0, "momentum of local SGD, reset in each round", least=0, below=1)
     weight_decay: float = option(0.0, "weight decay of local SGD", least=0)
-    clip: float = option(0.0, "largest norm of the gradient; 0 means no clipping", least=0)
+    clip: float = option(0.0, "clip gradients to this norm; 0: no clipping", least=0)
 
     def rate(self, ctx: Ctx) -> float:
-        """The learning rate of a round; the first round has `lr`."""
+        """The learning rate of the current round; the first round has `lr`."""
         passed = max(ctx.round - 1 - self.lr_lag, 0)
         share = passed / (self.lr_horizon or ctx.rounds)
         match self.schedule:
@@ -52,7 +52,7 @@ class Training:
         return max(rate, self.lr_least)
 
     def update(self, params: Params, grads: Params, velocity: Velocity, rate: float) -> None:
-        """One step in place on every tensor that has a gradient."""
+        """One in-place step on every tensor that has a gradient."""
         values = list(grads.values())
         if self.clip:
             clip(values, self.clip)
@@ -75,10 +75,10 @@ def sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> None:
-    """One fused SGD step in place; an empty `velocity` is filled at the first step.
+    """One fused in-place SGD step; an empty `velocity` is filled at the first step.
 
-    Elements are paired by address: params and grads must have equal strides, as those of
-    `Task.gradients` do.
+    Elements are paired by address, so params and grads must have equal strides, as the gradients of
+    `Task.gradients` have.
     """
     if not velocity:
         velocity.extend([None] * len(params))
@@ -95,11 +95,11 @@ def sgd(
         nesterov=False,
         maximize=False,
     )
-    increment_version(params)  # torch's fused kernels forget to, and messages are told apart by it
+    increment_version(params)  # torch's fused kernels do not, and caches of messages rely on it
 
 
 def clip(grads: list[Tensor], most: float) -> None:
-    """Scales all gradients together, in place, so that their joint norm is at most `most`."""
+    """Scales all gradients in place so that their joint norm is at most `most`."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     torch._foreach_mul_(grads, torch.clamp(most / (norm + 1e-6), max=1.0))
 

@@ -1,10 +1,10 @@
-"""What methods with masks share: choosing, growing, allocating, drawing, comparing, averaging.
+"""Masks: select, allocate, grow, draw, compare and average them.
 
 Everything is a function of plain values: masks are dictionaries of bool tensors, counts of whole
-numbers, densities of exact fractions. Counts are met exactly, ties go to the lower index, draws
-come from a key, and nothing depends on the strides of a tensor.
+numbers, densities of exact fractions. Counts are exact, ties go to the lower index, randomness
+comes from a key, and no result depends on the strides of a tensor.
 
-Half of a layer's weights, pruned and grown again where the gradient is largest:
+Prune half of a layer's weights and regrow where the gradient is largest:
 
 >>> import torch
 >>> params = {"w": torch.tensor([0.6, -0.5, 0.4, 0.3, 0.0, 0.0])}

@@ -1,8 +1,8 @@
-"""Sets of masks as plain values: counting, combining and applying them, and what a change is.
+"""Sets of masks as plain values: count, combine and apply them, and describe how they change.
 
-A mask is a bool tensor of its weight's shape. It, and not the weight, says what is active: a weight
-that was just grown is active and zero. Wherever order matters, entries count row by row, whatever
-the strides of a tensor are.
+A mask is a bool tensor of its weight's shape. The mask, not the weight, defines what is active: a
+weight that was just grown is active and zero. Wherever order matters it is row-major, whatever the
+strides of a tensor.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from torch import Tensor
 from gossamer.core import Masks, Params
 
 Counts: TypeAlias = dict[str, int]
-"""How many weights of each layer."""
+"""A number of weights for each layer."""
 Flags: TypeAlias = NDArray[np.bool_]
 Numbers: TypeAlias = NDArray[Any]
 
 SAMPLE = 1024
-"""Numbers in which one that is frequent is looked for."""
+"""Size of the sample that is searched for a frequent value."""
 FREQUENT = 1 / 16
-"""The part of a sample from which on a number is frequent."""
+"""A value is frequent if it makes up at least this fraction of the sample."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How masks change: a coordinate may be pruned and grown at once, and then it starts anew."""
+    """A change of masks. A coordinate that is pruned and grown at once restarts from zero."""
 
     masks: Masks
-    """What is active from now on."""
+    """The new masks."""
     kept: Masks
-    """Where weights and their momentum live on; `masked(params, change.kept)` forgets the rest."""
+    """Where weights and their momentum survive; `masked(params, change.kept)` zeroes the rest."""
     pruned: Masks
     grown: Masks
     """Where weights start from zero."""
 
     @classmethod
     def of(cls, before: Masks, left: Masks, grown: Masks) -> Change:
-        """The change from masks to what pruning left of them, and what then was grown."""
+        """From the old masks, what pruning left of them, and what was then grown."""
         return cls(
             masks=union(left, grown),
             kept=difference(left, grown),
@@ -53,29 +53,29 @@ class Change:
 
 
 def count(masks: Masks) -> Counts:
-    """How many entries of each mask are active."""
+    """The number of active entries of each mask."""
     return {name: int(torch.count_nonzero(mask)) for name, mask in masks.items()}
 
 
 def union(first: Masks, second: Masks) -> Masks:
-    """What at least one of two sets keeps."""
+    """Entries that are active in at least one of two sets."""
     return {name: mask | second[name] for name, mask in first.items()}
 
 
 def difference(first: Masks, second: Masks) -> Masks:
-    """What only the first of two sets keeps."""
+    """Entries that are active in the first set and not in the second."""
     return {name: mask & ~second[name] for name, mask in first.items()}
 
 
 def inactive(masks: Masks) -> Masks:
-    """What is free to be grown."""
+    """The complement: entries that could be grown."""
     return {name: ~mask for name, mask in masks.items()}
 
 
 def masked(params: Params, masks: Masks) -> Params:
-    """Parameters that are zero outside their masks; one without a mask is handed on as it is.
+    """Parameters set to zero outside their masks; a tensor without a mask is returned as it is.
 
-    Strides stay as they are, since fused optimisers pair weights and momentum by address.
+    Strides are preserved, because fused optimisers pair weights and momentum by address.
     """
     return {
         name: tensor.clone().masked_fill_(~masks[name], 0) if name in masks else tensor
@@ -84,7 +84,7 @@ def masked(params: Params, masks: Masks) -> Params:
 
 
 def numbers(masks: Masks, like: Params) -> Params:
-    """Masks of zeros and ones, laid out like the tensors they will be multiplied with.
+    """Masks as zeros and ones, with the strides of the tensors they will multiply.
 
     This is the fast way to mask gradients at every step.
     """
@@ -95,7 +95,7 @@ def numbers(masks: Masks, like: Params) -> Params:
 
 
 def flat(tensor: Tensor) -> Numbers:
-    """The entries row by row, whatever the strides; it may share the tensor's memory."""
+    """The entries in row-major order; may share the tensor's memory."""
     values = tensor.detach().reshape(-1)
     if values.dtype in (torch.bfloat16, torch.float16):
         values = values.float()  # NumPy has no bfloat16 and is slow with float16
@@ -104,16 +104,16 @@ def flat(tensor: Tensor) -> Numbers:
 
 
 def magnitudes(tensor: Tensor) -> Numbers:
-    """Absolute values row by row, in memory of their own."""
+    """Absolute values in row-major order, always a copy."""
     found: Numbers = np.abs(flat(tensor))
     return found
 
 
 def ranked(values: Numbers, place: int) -> float:
-    """The number that stands at `place` once they are sorted; those that are none come last.
+    """The value at index `place` of the sorted values; NaNs sort last.
 
-    NumPy's partition takes up to 20 times longer where many numbers are equal, as the zeros of a
-    sparse layer are: a number that is frequent in a sample divides the others first.
+    NumPy's partition is up to 20 times slower when many values are equal, such as the zeros of a
+    sparse layer, so a value that is frequent in a sample first splits the others in two.
 
     >>> ranked(np.array([3.0, 0.0, 2.0, 0.0]), 2)
     2.0
@@ -131,17 +131,17 @@ def ranked(values: Numbers, place: int) -> float:
 
 
 def _frequent(values: Numbers) -> float | None:
-    """A number that a large part of them is equal to, if a sample has one."""
+    """A value that many entries are equal to, if a sample has one."""
     sample, times = np.unique(values[:: len(values) // SAMPLE], return_counts=True)
     often = float(sample[times.argmax()])
     return None if times.max() < FREQUENT * times.sum() or np.isnan(often) else often
 
 
 def shaped(flags: Flags, like: Tensor) -> Tensor:
-    """A mask from its entries row by row."""
+    """A mask from its entries in row-major order."""
     return torch.from_numpy(flags).reshape(like.shape).to(like.device)
 
 
 def part(masks: Mapping[str, Tensor] | None, name: str) -> Tensor | None:
-    """One layer's mask, where there are masks at all."""
+    """One layer's mask, or None if there are no masks."""
     return None if masks is None else masks[name]

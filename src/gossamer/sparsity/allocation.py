@@ -1,7 +1,7 @@
-"""How a density is shared out over layers: as exact fractions, and as whole numbers of weights.
+"""Allocate a density to layers, as exact fractions and as whole numbers of weights.
 
-Shares are fractions and not floating-point numbers, so that counts are the same everywhere and
-never one short: 0.3 - 0.15 of 20 weights is 3, although its floor in floating point is 2.
+Shares are fractions rather than floats, so that counts are the same everywhere and never off by
+one: 0.3 - 0.15 of 20 weights is 3, although its floor in floating point is 2.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gossamer.task.layout import Layout
 
 Number: TypeAlias = float | Fraction
 Densities: TypeAlias = dict[str, Fraction]
-"""The share of each layer that is active."""
+"""The active fraction of each layer."""
 Sizes: TypeAlias = Layout | Mapping[str, int]
-"""Weights per layer: the prunable ones of a layout, or numbers, such as of those not frozen."""
+"""Weights per layer: the prunable ones of a layout, or explicit numbers."""
 
 Allocation = Literal["uniform", "er", "erk", "erk-plus", "erk-feddst"]
 Saturate = Literal["waterfill", "clip", "cap-ratio"]
@@ -26,7 +26,7 @@ Rounding = Literal["exact", "floor"]
 
 
 def as_fraction(value: Number) -> Fraction:
-    """The fraction a number stands for: 0.1 is a tenth, and so is 0.09999999999999998.
+    """The fraction that a float stands for: 0.1 is 1/10, and so is 0.09999999999999998.
 
     >>> as_fraction(0.3 - 0.15)
     Fraction(3, 20)
@@ -47,9 +47,10 @@ def sizes_of(sizes: Sizes) -> Counts:
 def allocate(
     layout: Layout, density: Number, allocation: Allocation = "erk", head: Number = 1.0
 ) -> Densities:
-    """Densities of layers by the name of a rule; together they keep `density` of all weights.
+    """Layer densities by a named allocation; together they keep `density` of all weights.
 
-    `head` is the density of the last fully connected layer under `erk-plus`.
+    Args:
+        head: density of the last fully connected layer under `erk-plus`.
     """
     match allocation:
         case "uniform":
@@ -70,16 +71,16 @@ def uniform(sizes: Sizes, density: Number) -> Densities:
 
 
 def erk(layout: Layout, density: Number) -> Densities:
-    """Weights in proportion to the sum of a tensor's dimensions, so that small layers are denser.
+    """Counts proportional to the sum of a tensor's dimensions, so that small layers are denser.
 
-    The Erdos-Renyi-kernel rule of RigL (Evci et al., ICML 2020); a layer that would exceed one is
-    dense, and the others share what it leaves.
+    The Erdos-Renyi-kernel allocation of RigL (Evci et al., ICML 2020). A layer that would exceed
+    density one is dense, and its excess is redistributed to the others.
     """
     return _in_proportion(layout, density, {n: sum(layout[n].shape) for n in layout.prunable})
 
 
 def er(layout: Layout, density: Number) -> Densities:
-    """As `erk`, but the size of kernels has no say: the Erdos-Renyi rule of SET."""
+    """As `erk`, but without the kernel dimensions: the Erdos-Renyi allocation of SET."""
     shapes = {name: layout[name].shape for name in layout.prunable}
     shares = {name: sum(shape[:2]) * prod(shape[2:]) for name, shape in shapes.items()}
     return _in_proportion(layout, density, shares)
@@ -88,7 +89,7 @@ def er(layout: Layout, density: Number) -> Densities:
 def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
     """`erk` within the same total, but with density `head` in the last fully connected layer.
 
-    Where that layer is not pruned at all, this is `erk`.
+    Equal to `erk` if that layer is not prunable.
     """
     linear = [name for name, leaf in layout.leaves.items() if leaf.kind == "linear"]
     if not linear or linear[-1] not in layout.prunable:
@@ -111,8 +112,8 @@ def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
 def erk_feddst(layout: Layout, density: Number) -> Densities:
     """Scales *sparsities*, as FedDST does (Bibikar et al., AAAI 2022), and so is almost uniform.
 
-    Its quotas count biases as weights of their layer, so a little more than `density` is kept; the
-    released code takes the floor: `apportion(layout, erk_feddst(layout, density), "floor")`.
+    Biases count as weights of their layer, so slightly more than `density` is kept. The released
+    code rounds down: `apportion(layout, erk_feddst(layout, density), "floor")`.
     """
     sparsity = 1 - _checked(density)
     whole, raw = {}, {}
@@ -134,10 +135,11 @@ def sensitivity(
     density: Number,
     saturate: Saturate = "waterfill",
 ) -> Densities:
-    """Scales measured densities of layers to a density of the whole, by Eq. 3 of FLASH.
+    """Scales measured layer densities to a target density, by Eq. 3 of FLASH.
 
-    A layer that would exceed one is dense, and the others share what it leaves (`waterfill`) or it
-    is lost (`clip`); `cap-ratio` never scales up, which keeps every layer below one.
+    Args:
+        saturate: the excess of a layer that would exceed density one is redistributed to the others
+            (`waterfill`) or lost (`clip`); `cap-ratio` never scales up.
     """
     plain, wanted = sizes_of(sizes), _checked(density)
     found = {name: _clipped(as_fraction(measured[name])) for name in plain}
@@ -160,10 +162,12 @@ def apportion(
     rounding: Rounding = "exact",
     least: int = 1,
 ) -> Counts:
-    """Whole numbers of weights; `exact`: their sum is that of the shares, rounded.
+    """Whole numbers of weights per layer.
 
-    Largest remainders are rounded up, earlier layers first. No layer gets fewer than `least`; the
-    largest pay for it, unless the sum is too small for that.
+    Args:
+        rounding: `exact` rounds the total once and distributes it by largest remainder, earlier
+            layers first; `floor` rounds every layer down.
+        least: the minimum of every layer, taken from the largest layers where necessary.
     """
     plain = sizes_of(sizes)
     shares = {name: _clipped(as_fraction(densities[name])) * size for name, size in plain.items()}
@@ -185,7 +189,7 @@ def apportion(
 
 
 def whole_numbers(shares: Mapping[str, Fraction]) -> Counts:
-    """Rounds shares so that they sum to their rounded sum: largest remainders first, then order."""
+    """Rounds shares by largest remainder, so that they add up to their rounded sum."""
     found = {name: floor(share) for name, share in shares.items()}
     missing = round(sum(shares.values(), Fraction(0))) - sum(found.values())
     by_remainder = sorted(shares, key=lambda name: found[name] - shares[name])
@@ -199,9 +203,10 @@ def share_out(
     weights: Mapping[str, Fraction],
     most: Mapping[str, int] | Mapping[str, Fraction],
 ) -> dict[str, Fraction]:
-    """Divides `total` in proportion to weights; who has `most` leaves the rest to the others.
+    """Divides `total` in proportion to weights, with an upper bound for each share.
 
-    Who has no weight gets something only when all others are full.
+    The excess of a share beyond its bound is redistributed to the others; a share of weight zero is
+    filled only when all others are full.
     """
     room = sum(most.values())
     if not 0 <= total <= room:

@@ -1,4 +1,4 @@
-"""Averaging what clients with masks of their own send, one at a time and in float64."""
+"""The mean of models with different masks, accumulated one client at a time in float64."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from gossamer.sparsity.allocation import Densities
 from gossamer.sparsity.distance import as_number, distance, layer_densities
 
 Averaging = Literal["fedavg", "wfa"]
-"""Over all clients, those without a weight counting zero; or over those that have it."""
+"""`fedavg`: over all clients, a missing weight counts as zero; `wfa`: over those that have it."""
 
 COMPARED = 32
-"""Clients of a round whose masks are compared, at most: pairs grow as the square of them."""
+"""Clients per round whose masks are compared, at most; the number of pairs is quadratic."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of clients' models, and where it comes from; empty when nobody sent anything."""
+    """The mean of clients' models and of their masks; empty when nobody replied."""
 
     params: Params
     owned: Masks
     """Where at least one client has a weight."""
     densities: Densities
-    """The mean over clients of each layer's density, every client counting the same."""
+    """Each layer's density, averaged over clients with equal weights."""
     mean_jaccard: float = 0.0
-    """How far clients' masks are from one another: the mean Jaccard distance of two of them."""
+    """The mean Jaccard distance between the masks of two clients."""
 
 
 def masked_mean(
@@ -40,10 +40,14 @@ def masked_mean(
     averaging: Averaging = "wfa",
     otherwise: Params | None = None,
 ) -> Average:
-    """The weighted mean of masked parameters; of those without a mask, the plain weighted mean.
+    """The weighted mean of masked parameters; without a mask, the plain weighted mean.
 
-    Where no client has a weight it is zero, or as in `otherwise`. Memory does not depend on how
-    many clients there are.
+    Memory does not depend on the number of clients.
+
+    Args:
+        replies: parameters, masks and weight of each client.
+        averaging: over all clients, or over those that have a weight.
+        otherwise: values where no client has a weight; zero by default.
     """
     sums: dict[str, _Sum] = {}
     densities: Densities = {}
@@ -67,7 +71,7 @@ def masked_mean(
 
 @dataclass
 class _Compared:
-    """The first clients' masks, a bit for each weight; the same object is not read again."""
+    """The first clients' masks, one bit per weight; an object seen before is not read again."""
 
     numbers: list[int] = field(default_factory=list)
     last: Masks | None = None
@@ -86,15 +90,15 @@ class _Compared:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A running sum of one tensor, and the weight it has: one number, or one for each entry."""
+    """A running sum of one tensor and its total weight: a scalar, or one for each entry."""
 
     dtype: torch.dtype
     total: Tensor
     weight: Tensor
     by_owner: bool
-    """Whether each entry has a weight of its own."""
+    """Whether every entry has its own total weight."""
     owned: Tensor | None
-    """Absent where tensors come without masks."""
+    """None for tensors without masks."""
 
     @classmethod
     def like(cls, tensor: Tensor, masked: bool, averaging: Averaging) -> _Sum:

@@ -1,4 +1,4 @@
-"""Random masks, and masks inside one another for clients of several densities."""
+"""Random masks, and nested masks for clients with different budgets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def random_masks(
 ) -> Masks:
     """Masks with `counts` active weights at random places.
 
-    They are those of `Drawn.by(key, counts, shapes)`, so a seed and the counts are all that must
-    travel. With `bernoulli` each weight is drawn by itself, and counts are met in the mean only.
+    Equal to `Drawn.by(key, counts, shapes)`, so only a seed and the counts need to be sent. With
+    `bernoulli` weights are drawn independently, and counts are met in expectation only.
     """
     shapes = {name: layout[name].shape for name in counts}
     if not bernoulli:
@@ -38,15 +38,18 @@ def random_masks(
 def nested(
     source: Masks, densities: Sequence[Number], by: Key | Params, least: int = 1
 ) -> list[Masks]:
-    """One set of masks per density, each inside all denser ones, and all inside `source`.
+    """One set of masks per density: nested in each other, and all inside `source`.
 
-    A layer keeps its share of the source: the floor of density / (density of the source) times its
-    count. Which weights: any, by a key, or those of the largest magnitudes.
+    A layer keeps the floor of density / (density of the source) times its count.
+
+    Args:
+        by: a key selects weights at random, parameters select the largest magnitudes.
+        least: the minimum of every layer.
     """
     active = count(source)
     whole = Fraction(sum(active.values()), max(sum(mask.numel() for mask in source.values()), 1))
     if isinstance(by, Key):
-        # A random rank of every coordinate: whoever takes fewer of them takes some of the same.
+        # A random rank for every coordinate, so that a smaller selection is part of a larger one.
         ranks: Params = {
             name: torch.from_numpy(uniform_numbers(by.fold(name), mask.numel())).reshape(mask.shape)
             for name, mask in source.items()

@@ -1,9 +1,9 @@
-"""N:M masks: every group of `size` neighbouring inputs has its share of active weights.
+"""N:M masks: every group of `size` consecutive inputs has its share of active weights.
 
-A group is `size` consecutive input channels at one output and one place of the kernel. Where input
-channels do not divide by `size` (first convolutions), groups run over the flattened inputs of each
-output, and the last one is short. Groups have the floor or the ceiling of their share, spread so
-that the count of the layer is exact; which of them have more depends on nothing but that count.
+A group is `size` consecutive input channels at one output and one kernel position. Where the number
+of input channels is not a multiple of `size` (first convolutions), groups run over the flattened
+inputs of each output, and the last group is short. Groups have the floor or the ceiling of their
+share, such that the count of the layer is exact; which ones have more depends on the count alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gossamer.task.layout import Layout
 
 
 def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int = 16) -> Masks:
-    """Random masks with `counts` active weights in each layer, spread over its groups."""
+    """Random masks with `counts` active weights in each layer, evenly spread over its groups."""
     found = {}
     for name, wanted in counts.items():
         blocks = _Blocks(layout[name].shape, size)
@@ -35,7 +35,7 @@ def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int
 
 
 def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16) -> Masks:
-    """Masks of the largest magnitudes of each group; layers keep `counts` weights."""
+    """Masks of the largest magnitudes in each group; layers keep `counts` weights."""
     found = {}
     for name, wanted in counts.items():
         weight = params[name]
@@ -50,9 +50,11 @@ def regrow_in_groups(
 ) -> Change:
     """Prunes the smallest weights of each layer and grows as many in the groups that lost them.
 
-    What is smallest in a layer is smallest in its group, so this prunes within groups at the rate
-    of the layer, and every group keeps its count. Which are grown: any, by a key, or those of the
-    group with the largest scores (gradients, momentum).
+    The smallest weight of a layer is the smallest of its group, so this prunes within groups at the
+    rate of the layer, and every group keeps its count.
+
+    Args:
+        by: a key grows at random, scores (gradients, momentum) grow where they are largest.
     """
     left = largest(params, counts_after_removal(masks, removed), masks)
     grown = {}
@@ -71,7 +73,7 @@ def regrow_in_groups(
 
 
 def group_counts(masks: Masks, size: int = 16) -> dict[str, Tensor]:
-    """How many weights are active in each group of each layer."""
+    """The number of active weights in each group of each layer."""
     return {
         name: torch.from_numpy(_Blocks(tuple(mask.shape), size).split(flat(mask), False).sum(1))
         for name, mask in masks.items()
@@ -79,13 +81,13 @@ def group_counts(masks: Masks, size: int = 16) -> dict[str, Tensor]:
 
 
 def pattern(layout: Layout, counts: Mapping[str, int], size: int = 16) -> Counts:
-    """The N that each layer declares: no group of it has more active weights."""
+    """The N of each layer: no group of it has more active weights."""
     return {name: -(-wanted * size // layout[name].count) for name, wanted in counts.items()}
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """A tensor cut into groups: one row per group, in the order of outputs."""
+    """A tensor divided into groups: one row per group, in the order of outputs."""
 
     shape: tuple[int, ...]
     size: int
@@ -99,7 +101,7 @@ class _Blocks:
         return self.shape[0] if len(self.shape) > 1 else 1
 
     def split(self, values: Numbers, fill: float | bool) -> Numbers:
-        """The groups as rows; what short ones lack is `fill`."""
+        """The groups as rows; short ones are padded with `fill`."""
         if self.by_channel:
             channels_last = np.moveaxis(values.reshape(self.shape), 1, -1)
             return channels_last.reshape(-1, self.size)
@@ -109,7 +111,7 @@ class _Blocks:
         return padded.reshape(-1, self.size)
 
     def join(self, groups: Flags) -> Flags:
-        """The inverse of `split`: entries row by row."""
+        """The inverse of `split`: entries in row-major order."""
         found: Flags
         if self.by_channel:
             outputs, inputs, *kernel = self.shape
@@ -119,7 +121,7 @@ class _Blocks:
         return np.ascontiguousarray(found).reshape(-1)
 
     def spread(self, total: int) -> NDArray[np.int64]:
-        """How many each group has, of `total` in the layer."""
+        """The counts of the groups, if the layer keeps `total` weights."""
         count = prod(self.shape)
         if not 0 <= total <= count:
             raise ValueError(f"a layer of {count} weights cannot keep {total}; ask for fewer")

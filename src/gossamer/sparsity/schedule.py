@@ -1,4 +1,4 @@
-"""How the rate of pruning and growing falls, over rounds or within one."""
+"""Decay of the rate of pruning and growing, over rounds or within one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Decay = Literal["constant", "linear", "cosine", "rex"]
 
 
 def decayed(start: float, decay: Decay, time: float, end: float, least: float = 0.0) -> float:
-    """A rate after `time` of `end` rounds or steps; from then on it is `least`, unless constant.
+    """The rate at `time` of `end` rounds or steps; afterwards it is `least`, unless constant.
 
-    `linear` with steps of one round is FLASH's. `rex` (Chen et al., 2021) stays high for longest.
-    Dettmers and Zettlemoyer let `cosine` fall from 0.5 to 0.005.
+    FLASH uses `linear` within a round. `rex` (Chen et al., 2021) stays high the longest. Dettmers
+    and Zettlemoyer let `cosine` fall from 0.5 to 0.005.
 
     >>> [round(decayed(1.0, "rex", time, 4), 3) for time in range(5)]
     [1.0, 0.857, 0.667, 0.4, 0.0]

@@ -1,7 +1,7 @@
-"""Choosing weights exactly: the largest, the largest gradients, or any, as many as asked for.
+"""Select an exact number of weights: the largest, those of the largest gradients, or random ones.
 
-Pruning goes *to* a count; `fewer` turns a number to remove into one. Growing tells which
-coordinates are new; `Change.of` puts both together.
+Pruning goes *to* a count; `counts_after_removal` turns a number to remove into one. Growing returns
+the new coordinates; `Change.of` combines the two.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gossamer.wire import Drawn
 
 
 def top(score: Tensor, wanted: int, among: Tensor | None = None) -> Tensor:
-    """True at the largest scores; ties go to the lower index, so the count is exact.
+    """True at the `wanted` largest scores; ties go to the lower index, so the count is exact.
 
-    Only entries of `among` are candidates. What is not a number ranks last.
+    Only entries of `among` are candidates. NaNs rank last.
     """
     return shaped(_top(flat(score), wanted, among), score if among is None else among)
 
@@ -49,8 +49,10 @@ def largest(
 ) -> Masks:
     """Masks of the largest magnitudes, `counts` of them in each layer.
 
-    With `among`, this prunes these masks: a layer that has fewer keeps all it has. `frozen` weights
-    are kept first and count like others. No layer is left with fewer than `least`.
+    Args:
+        among: masks to prune; a layer that has fewer weights keeps all of them.
+        frozen: weights that are always kept, and count like others.
+        least: the minimum that every layer keeps.
     """
     found = {}
     for name, wanted in counts.items():
@@ -66,7 +68,7 @@ def largest(
                 f"{name} is to keep {wanted} weights, but has {weight.numel()}, {fixed} of them "
                 f"frozen; ask for a number between these"
             )
-        # Where weights are on another device than masks, the new ones are where the masks are.
+        # Masks stay on the device of the masks, also if weights are on another one.
         like = weight if candidates is None else candidates
         mask = shaped(_top(magnitudes(weight), min(more, room), candidates), like)
         found[name] = mask if protected is None else mask | protected
@@ -76,9 +78,9 @@ def largest(
 def largest_of_all(
     params: Params, total: int, among: Masks, frozen: Masks | None = None, least: int = 1
 ) -> Masks:
-    """What is left of masks that keep the `total` largest magnitudes of all layers together.
+    """Prunes masks to the `total` largest magnitudes across all layers.
 
-    `frozen` weights are kept first; a layer keeps at least `least` besides them, if it has so many.
+    `frozen` weights are always kept; a layer keeps at least `least` more, if it has that many.
     """
     sure = largest(params, dict.fromkeys(among, 0), among, None, least)
     if frozen is not None:
@@ -93,9 +95,9 @@ def largest_of_all(
 
 
 def above_percentile(params: Params, masks: Masks, share: float) -> Masks:
-    """Takes out of each layer what lies below the percentile of its weights that are not zero.
+    """Prunes the weights of each layer below a percentile of its non-zero weights.
 
-    `share` is a part of one; between two weights the percentile is interpolated, as NumPy does.
+    `share` is a fraction of one; the percentile is interpolated as in NumPy.
     """
     found = {}
     for name, mask in masks.items():
@@ -107,7 +109,7 @@ def above_percentile(params: Params, masks: Masks, share: float) -> Masks:
 
 
 def counts_after_removal(masks: Masks, removed: Mapping[str, int], least: int = 1) -> Counts:
-    """What is left after removing so many, but not below `least` where that much was there."""
+    """The counts after removing `removed` weights, but not below `least`."""
     return {
         name: max(active - removed[name], min(least, active))
         for name, active in count(masks).items()
@@ -124,10 +126,10 @@ def grow_random(
     among: Masks | None = None,
     bernoulli: bool = False,
 ) -> Masks:
-    """New coordinates, drawn uniformly from the inactive ones, `added` in each layer.
+    """New coordinates drawn uniformly from the inactive ones, `added` in each layer.
 
-    Only entries of `among` are candidates. With `bernoulli` each candidate is drawn by itself, and
-    the count is met in the mean only, as in the code of FLASH.
+    Only entries of `among` are candidates. With `bernoulli` candidates are drawn independently, and
+    the count is met in expectation only, as in FLASH's released code.
     """
     found = {}
     for name, mask in masks.items():
@@ -152,10 +154,10 @@ def grow_largest(
     among: Masks | None = None,
     everywhere: bool = False,
 ) -> Masks:
-    """New coordinates where scores (gradients, momentum) are largest in magnitude, among inactive.
+    """New coordinates where scores (gradients, momentum) have the largest magnitudes.
 
-    Only entries of `among` are candidates. With `everywhere` active ones are candidates too, as in
-    the released code of FedDST: chosen, they lose their value and the layer ends below its count.
+    Only inactive entries of `among` are candidates. With `everywhere` active ones are candidates
+    too, as in FedDST's released code: they are reset to zero, and the layer ends below its count.
     """
     found = {}
     for name, mask in masks.items():
@@ -180,8 +182,12 @@ def readjust(
 ) -> Change:
     """Prunes each layer to its count in `low` by magnitude, then grows it to its count in `high`.
 
-    Grows at random by a key, or where the scores are largest; `everywhere` is FedDST's released way
-    (see `grow_largest`). What was just pruned may come back, from zero.
+    Weights that were just pruned may be regrown, from zero.
+
+    Args:
+        by: a key grows at random, scores grow where they are largest.
+        frozen: weights that are neither pruned nor grown.
+        everywhere: as in FedDST's released code; see `grow_largest`.
     """
     left = largest(params, low, masks, frozen)
     added = {name: max(high[name] - active, 0) for name, active in count(left).items()}
@@ -197,20 +203,20 @@ def readjust(
 
 
 def some(key: Key, size: int, wanted: int) -> Flags:
-    """Which of `size` things are drawn: exactly `wanted`, by the stream that seeds on the wire."""
+    """A random selection of exactly `wanted` out of `size`, by the stream of seeds on the wire."""
     drawn = Drawn.by(key, {"": wanted}, {"": (size,)}).masks()
     found: Flags = drawn[""].numpy()
     return found
 
 
 def uniform_numbers(key: Key, size: int) -> Numbers:
-    """Numbers in [0, 1) of 53 bits, from the raw stream, which NumPy promises never to change."""
+    """53-bit numbers in [0, 1) from the raw stream, which NumPy guarantees never to change."""
     raw = np.asarray(key.numpy().bit_generator.random_raw(size), np.uint64)
     return (raw >> np.uint64(11)) * 2.0**-53
 
 
 def _top(scores: Numbers, wanted: int, among: Tensor | Flags | None = None) -> Flags:
-    """A partition finds the cut, ties at the cut are resolved by index: no sort is needed."""
+    """A partition finds the cut and ties are resolved by index, so no sort is needed."""
     if among is not None:
         candidates = np.flatnonzero(flat(among) if isinstance(among, Tensor) else among)
         flags = np.zeros(len(scores), np.bool_)
