@@ -215,8 +215,8 @@ class Method(Protocol[S, C, D, W, U]):
     - `holds(ctx, state, client) -> Masks | None`: the masks that a client holds. Masks in a reply
       are encoded as changes to masks in `down` or in the server's state; this is for methods that
       store them in another form.
-    - `measures(ctx, state) -> Measures`: masks and metrics of the server's state. The engine reports
-      their density and how far they moved, layer by layer, after every round.
+    - `measures(ctx, state) -> Measures`: masks and metrics of the server's state. After every round
+      the engine reports the density of these masks and how far they moved, layer by layer.
     """
 
     # server

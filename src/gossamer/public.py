@@ -21,6 +21,7 @@ from gossamer.core import (
 from gossamer.engine import Options, Summary, run
 from gossamer.fields import option
 from gossamer.methods import (
+    ALGORITHMS,
     METHODS,
     NST,
     FedAvg,
@@ -40,6 +41,7 @@ from gossamer.task import Gradients, Task
 from gossamer.task.layout import Layout
 
 __all__ = [
+    "ALGORITHMS",
     "METHODS",
     "NST",
     "Batch",

@@ -1,0 +1,125 @@
+"""Lines of every method, before and now: the table in docs/architecture.md.
+
+    python tools/lines.py              # writes the table
+    python tools/lines.py --print      # prints it
+    python tools/lines.py --count DIR  # counts another source tree, as CSV
+
+`own` is a method's file; `read` is that file and every module of `methods/` that it imports,
+directly or indirectly. The counts of version 0.1 are in results/lines-0.1.csv, made by this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import sys
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "gossamer"
+BEFORE = ROOT / "results" / "lines-0.1.csv"
+PAGE = ROOT / "docs" / "architecture.md"
+START, END = "<!-- lines -->", "<!-- /lines -->"
+PACKAGE = "gossamer.methods"
+
+
+def lines(path: Path) -> int:
+    """The lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def imported(path: Path, methods: Path) -> set[Path]:
+    """The modules of `methods/` that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            folder = methods.joinpath(*(node.module or "").split(".")[2:])
+            names = [folder, *(folder / alias.name for alias in node.names)]
+            found |= {place.with_suffix(".py") for place in names}
+    return {each for each in found if each.is_file()}
+
+
+def closure(path: Path, methods: Path) -> set[Path]:
+    """A file and all modules of `methods/` behind it."""
+    known, new = set(), {path}
+    while new:
+        known |= new
+        new = {each for one in new for each in imported(one, methods)} - known
+    return known
+
+
+def count(source: Path) -> dict[str, tuple[int, int, int]]:
+    """Own lines, lines to read and files to read of every module directly in `methods/`."""
+    methods, found = source / "methods", {}
+    for path in sorted(methods.glob("[!_]*.py")):
+        files = closure(path, methods)
+        found[path.stem] = (lines(path), sum(map(lines, files)), len(files))
+    return found
+
+
+def totals(source: Path) -> dict[str, int]:
+    """Lines of the folders of `methods/`, and the median file of the source."""
+    methods = source / "methods"
+    folders = {name: methods / name for name in ("parts", "as_published")}
+    found = {"algorithms": sum(map(lines, methods.glob("*.py")))}
+    found |= {name: sum(map(lines, place.glob("*.py"))) for name, place in folders.items()}
+    found["median of methods"] = int(median(lines(p) for p in methods.glob("[!_]*.py")))
+    found["median of all files"] = int(median(lines(p) for p in source.rglob("*.py")))
+    return found
+
+
+def table() -> str:
+    """The table as Markdown."""
+    with BEFORE.open(newline="", encoding="utf-8") as file:
+        before = {row.pop("name"): row for row in csv.DictReader(file)}
+    rows = ["| method | own lines, 0.1 | own lines | lines to read, 0.1 | lines to read |"]
+    rows.append("|---|---|---|---|---|")
+    for name, (own, read, files) in count(SOURCE).items():
+        old = before.get(name, {"own": "-", "read": "-", "files": "-"})
+        was = f"{old['read']} in {old['files']}"
+        rows.append(f"| {name} | {old['own']} | {own} | {was} | {read} in {files} |")
+    now = totals(SOURCE)
+    rows += ["", "| | 0.1 | now |", "|---|---|---|"]
+    whole = now["algorithms"] + now["parts"]
+    pairs = {
+        "algorithms and parts": whole,
+        "with authors' codes and variants": whole + now["as_published"],
+        "median of `methods/*.py`": now["median of methods"],
+        "median file of `src/`": now["median of all files"],
+    }
+    rows += [f"| {name} | {before[name]['own']} | {value} |" for name, value in pairs.items()]
+    return "\n".join(rows)
+
+
+def written(page: str) -> str:
+    """The page with the table of today."""
+    head, _, rest = page.partition(START)
+    _, _, tail = rest.partition(END)
+    return f"{head}{START}\n{table()}\n{END}{tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--print", action="store_true", help="print the table, and write nothing")
+    parser.add_argument("--count", type=Path, metavar="DIR", help="count another src/gossamer")
+    arguments = parser.parse_args()
+    if arguments.count:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["name", "own", "read", "files"])
+        writer.writerows([name, *each] for name, each in count(arguments.count).items())
+        now = totals(arguments.count)
+        whole = now["algorithms"] + now["parts"]
+        writer.writerow(["algorithms and parts", whole])
+        writer.writerow(["with authors' codes and variants", whole + now["as_published"]])
+        writer.writerow(["median of `methods/*.py`", now["median of methods"]])
+        writer.writerow(["median file of `src/`", now["median of all files"]])
+    elif arguments.print:
+        print(table())
+    else:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
