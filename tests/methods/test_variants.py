@@ -18,10 +18,24 @@ from gossamer.wire import record_types
 
 ROUNDS = 7
 FASTER = {
-    **{"readjust_every": 2, "every": 2, "select_clients": 3, "candidates": 2, "lr": 0.05},
-    **{"adjust_every": 2, "adjust_until": 6, "first_rounds": 2, "density": 0.3, "alpha": 0.05},
-    **{"readjust_ratio": 0.2, "accurate": 0.1, "distance": 0.0, "first_accuracy": 0.5},
-    **{"lambda0": 0.002, "threshold_lr": 0.01, "server_threshold_lr": 0.2, "prune_below": 0.5},
+    "readjust_every": 2,
+    "every": 2,
+    "select_clients": 3,
+    "candidates": 2,
+    "lr": 0.05,
+    "adjust_every": 2,
+    "adjust_until": 6,
+    "first_rounds": 2,
+    "density": 0.3,
+    "alpha": 0.05,
+    "readjust_ratio": 0.2,
+    "accurate": 0.1,
+    "distance": 0.0,
+    "first_accuracy": 0.5,
+    "lambda0": 0.002,
+    "threshold_lr": 0.01,
+    "server_threshold_lr": 0.2,
+    "prune_below": 0.5,
 }
 """Settings with which few rounds pass through every phase and prune something."""
 VARIANTS = [name for name in PUBLISHED if name.endswith("-variants")]

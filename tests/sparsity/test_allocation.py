@@ -26,7 +26,7 @@ from gossamer.sparsity import (
     uniform,
 )
 from gossamer.sparsity import allocation as module
-from gossamer.sparsity.allocation import share_out, sizes_of, whole_numbers
+from gossamer.sparsity.counts import share_out, sizes_of, whole_numbers
 from paper_models import COLOUR, GREY, flash, layout_of
 
 SIZES = {"a": 100, "b": 1000}

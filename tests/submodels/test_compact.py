@@ -488,7 +488,7 @@ def test_units_stay_before_what_would_not_keep_them_silent(part: nn.Module, reas
 
 def test_a_model_that_cannot_be_traced_is_named() -> None:
     task = Task.of(build("lstm:hidden=4", (4, 3), 2), torch.zeros(2, 4, 3))
-    with pytest.raises(ValueError, match=r"RowLstm.* cannot be followed"):
+    with pytest.raises(ValueError, match=r"RowLstm.* cannot be traced"):
         submodels.trace(task)
 
 

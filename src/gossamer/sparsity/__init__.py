@@ -30,12 +30,8 @@ from gossamer.sparsity.algebra import (
 from gossamer.sparsity.allocation import (
     Allocation,
     Densities,
-    Number,
-    Rounding,
     Saturate,
     allocate,
-    apportion,
-    as_fraction,
     er,
     erk,
     erk_feddst,
@@ -44,6 +40,7 @@ from gossamer.sparsity.allocation import (
     uniform,
 )
 from gossamer.sparsity.average import Average, Averaging, masked_mean
+from gossamer.sparsity.counts import Number, Rounding, apportion, as_fraction
 from gossamer.sparsity.distance import (
     churn,
     layer_densities,
@@ -60,6 +57,7 @@ from gossamer.sparsity.evolution import (
     removals,
     updates_masks,
 )
+from gossamer.sparsity.growth import grow_largest, grow_random, readjust
 from gossamer.sparsity.importance import (
     Additions,
     Adjustment,
@@ -79,11 +77,8 @@ from gossamer.sparsity.schedule import Decay, decayed
 from gossamer.sparsity.select import (
     above_percentile,
     counts_after_removal,
-    grow_largest,
-    grow_random,
     largest,
     largest_of_all,
-    readjust,
     top,
 )
 

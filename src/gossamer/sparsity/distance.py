@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gossamer.core import Key, Masks
 from gossamer.sparsity.algebra import Change, count, difference, flat
-from gossamer.sparsity.allocation import Densities, as_fraction
-from gossamer.sparsity.select import grow_random
+from gossamer.sparsity.allocation import Densities
+from gossamer.sparsity.counts import as_fraction
+from gossamer.sparsity.growth import grow_random
 
 
 def layer_densities(masks: Masks) -> Densities:

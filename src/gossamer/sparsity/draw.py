@@ -10,7 +10,7 @@ import torch
 
 from gossamer.core import Key, Masks, Params
 from gossamer.sparsity.algebra import count
-from gossamer.sparsity.allocation import Number, as_fraction
+from gossamer.sparsity.counts import Number, as_fraction
 from gossamer.sparsity.select import largest, uniform_numbers
 from gossamer.task.layout import Layout
 from gossamer.wire import Drawn

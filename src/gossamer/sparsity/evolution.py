@@ -17,8 +17,9 @@ import numpy as np
 
 from gossamer.core import Batch, Key, Masks, Params
 from gossamer.sparsity.algebra import Change, Counts, count, flat, magnitudes
-from gossamer.sparsity.allocation import as_fraction, share_out, whole_numbers
-from gossamer.sparsity.select import counts_after_removal, grow_largest, grow_random, largest
+from gossamer.sparsity.counts import as_fraction, share_out, whole_numbers
+from gossamer.sparsity.growth import grow_largest, grow_random
+from gossamer.sparsity.select import counts_after_removal, largest
 
 Redistribution = Literal["magnitude", "momentum", "none"]
 Growth = Literal["random", "bernoulli", "momentum", "gradient"]

@@ -16,7 +16,7 @@ import numpy as np
 from gossamer.core import Masks, Params
 from gossamer.fields import option
 from gossamer.sparsity.algebra import Flags, Numbers, count, flat, shaped
-from gossamer.sparsity.allocation import Number, as_fraction
+from gossamer.sparsity.counts import Number, as_fraction
 from gossamer.sparsity.select import counts_after_removal, largest
 from gossamer.task.layout import Layout
 

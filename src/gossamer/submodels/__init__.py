@@ -1,8 +1,8 @@
-"""Sub-models that are really smaller: dead filters and neurons are taken out, not set to zero.
+"""Physically smaller sub-models: dead filters and neurons are removed, not set to zero.
 
-A *unit* is one output of a convolution or a linear layer. Taking it out takes its row and bias, its
-channel of every norm behind it, and the inputs of every layer that it feeds. What is left computes
-what the full model computes with that unit silent, at the price of what is left.
+A *unit* is one output of a convolution or a linear layer. Removing it removes its row and bias, its
+channel of every norm behind it, and the inputs of every layer that it feeds. The result computes
+what the full model computes with that unit at zero, at the cost of the smaller model.
 
 >>> from torch import nn
 >>> from gossamer import Key
@@ -20,21 +20,22 @@ from __future__ import annotations
 import torch
 
 from gossamer.core import Params
+from gossamer.submodels.cut import INPUTS, Cut, Keep
 from gossamer.submodels.needed import needed
-from gossamer.submodels.structure import INPUTS, Cut, Keep, Structure, trace
+from gossamer.submodels.structure import Structure, trace
 from gossamer.task import Task
 
 __all__ = ["INPUTS", "Cut", "Keep", "Structure", "compact", "masked", "needed", "restore", "trace"]
 
 
 def compact(task: Task, params: Params, keep: Keep) -> tuple[Task, Params]:
-    """The model of the units in `keep`: a task to train it with, and its tensors."""
+    """The sub-model of the units in `keep`: a task to train it, and its tensors."""
     cut = trace(task).cut(keep)
     return cut.task(task), cut.take(params)
 
 
 def restore(task: Task, small: Params, keep: Keep, into: Params | None = None) -> Params:
-    """The inverse: full tensors, with what was removed as it is in `into`, by default silent."""
+    """The inverse of `compact`: full tensors, with removed parts from `into` (default: zero)."""
     if into is None:
         blank = {n: torch.zeros(leaf.shape) for n, leaf in task.layout.leaves.items() if n in small}
         fresh = {n: tensor for n, tensor in task.buffers().items() if n in small}
@@ -43,8 +44,8 @@ def restore(task: Task, small: Params, keep: Keep, into: Params | None = None) -
 
 
 def masked(task: Task, params: Params, keep: Keep) -> Params:
-    """Full tensors that compute what the compacted model does.
+    """Full tensors that compute the same as the compacted model.
 
-    Rows, biases, scales and shifts of removed units are zero, so that nothing but zero leaves them.
+    Rows, biases, scales and shifts of removed units are zero, so their outputs are zero.
     """
     return trace(task).cut(keep).silence(params)

@@ -1,113 +1,28 @@
-"""Follows units through a module: every row, channel and column of a tensor that belongs to one.
+"""Traces units through a module: the rows, channels and columns that belong to each.
 
-A unit is one output of a convolution or a linear layer. It passes through whatever leaves zero at
-zero; where tensors are added, the units at one place become one. What cannot be followed fixes the
-units that reach it: they stay, and the reason is kept.
+A unit is one output of a convolution or a linear layer. It passes through every operation that maps
+zero to zero; where tensors are added, units at the same position become one. An operation that
+cannot be traced fixes the units that reach it: they are never removed, and the reason is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
+from gossamer.submodels.flow import Call, Flow, Found, Sizes, Stuck, Units, Wiring
 from gossamer.submodels.graph import watch
 from gossamer.task.layout import Layout
-
-Units = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A tensor with units: the one that each place along `axis` belongs to."""
-
-    units: Units
-    axis: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shape of a tensor with units, which the forward pass has asked for."""
-
-    flow: Flow
-    rank: int
-
-
-Found = Flow | Sizes | None
-
-
-class Stuck(Exception):
-    """A call that units cannot be followed through; its text is the reason."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call in the forward pass, as rules see it."""
-
-    node: fx.Node
-    label: str
-    path: str
-    part: nn.Module | None
-    value: Any
-    """What it returned for an example."""
-    samples: dict[fx.Node, Any]
-    flows: dict[fx.Node, Found]
-
-    def sample(self, argument: object) -> Any:
-        """What an argument was for an example."""
-        return self.samples[argument] if isinstance(argument, fx.Node) else argument
-
-    @property
-    def source(self) -> Any:
-        """The first argument for an example."""
-        return self.sample(self.node.args[0])
-
-    def found(self, argument: object) -> Found:
-        """The units of an argument, if it has any."""
-        return self.flows.get(argument) if isinstance(argument, fx.Node) else None
-
-    @property
-    def flow(self) -> Flow:
-        """The units of the first argument, which has to be a tensor with some."""
-        found = self.found(self.node.args[0]) if self.node.args else None
-        if not isinstance(found, Flow):
-            raise Stuck(f"they feed {self.label}, which cannot be cut")
-        return found
-
-    def option(self, place: int, name: str, default: Any) -> Any:
-        """An argument by its place or its name."""
-        if len(self.node.args) > place:
-            return self.node.args[place]
-        return self.node.kwargs.get(name, default)
-
 
 Rule = Callable[["Books", Call], Found]
 
 
-@dataclass(frozen=True)
-class Wiring:
-    """Which unit every row and column of every tensor belongs to."""
-
-    rows: dict[str, Units]
-    columns: dict[str, Units]
-    widths: dict[str, Units]
-    """What comes out of modules that have no tensor but a number of channels, by their path."""
-    norms: dict[str, int]
-    """How many groups the group norms have, by their path."""
-    layers: tuple[str, ...]
-    """The weights whose rows are units."""
-    removable: NDArray[np.bool_]
-    fixed: dict[str, str]
-    """Why the units of a layer cannot be removed, by the name of its weight."""
-
-
 @dataclass
 class Books:
-    """What has been found out on the way."""
+    """The state of a trace."""
 
     module: nn.Module
     layout: Layout
@@ -118,9 +33,9 @@ class Books:
     layers: list[str] = field(default_factory=list)
     stuck: list[tuple[Units, str]] = field(default_factory=list)
     closed: dict[str, str] = field(default_factory=dict)
-    """Modules that nothing could be followed into."""
+    """Modules that could not be traced into, with the reason."""
     direct: list[str] = field(default_factory=list)
-    """Tensors that the forward pass takes without their module."""
+    """Tensors that the forward pass reads without calling their module."""
     parents: list[int] = field(default_factory=list)
 
     def fresh(self, count: int) -> Units:
@@ -130,38 +45,38 @@ class Books:
         return np.arange(first, first + count)
 
     def given(self, count: int) -> Units:
-        """Units that nothing can remove, for what comes without any."""
+        """Units that are never removed, for inputs without units."""
         units = self.fresh(count)
         self.stuck.append((units, "they are one with inputs that stay"))
         return units
 
     def root(self, unit: int) -> int:
-        """The unit that stands for all that are one with it."""
+        """The representative of a set of united units."""
         while self.parents[unit] != unit:
             self.parents[unit] = self.parents[self.parents[unit]]
             unit = self.parents[unit]
         return unit
 
     def unite(self, left: Units, right: Units) -> None:
-        """Makes units at one place one: both are kept or both go."""
+        """Unites units at the same position: both are kept or both are removed."""
         for a, b in zip(left.tolist(), right.tolist(), strict=True):
             self.parents[self.root(a)] = self.root(b)
 
     def bind(self, store: dict[str, Units], name: str, units: Units) -> Units:
-        """Notes what a row or column is; a module that is called again must be given the same."""
+        """Records the units of rows or columns; those of a module called twice are united."""
         if name in store:
             self.unite(store[name], units)
         return store.setdefault(name, units)
 
     def follow(self, call: Call, rule: Rule) -> Found:
-        """Applies a rule; where that fails, all that went in is fixed."""
+        """Applies a rule; if it fails, all input units are fixed."""
         inputs = [
             found
             for node in call.node.all_input_nodes
             if (found := call.flows.get(node)) is not None
         ]
         try:
-            # Without units only a layer, which makes some, has something to say.
+            # Without input units only a layer, which creates some, needs its rule.
             return rule(self, call) if inputs or call.part is not None else None
         except Stuck as reason:
             if call.part is not None:
@@ -172,7 +87,7 @@ class Books:
             return None
 
     def close(self) -> Wiring:
-        """Numbers the units anew, ties resolved, and says which may go."""
+        """Renumbers united units, and determines which of them are removable."""
         for name in self.direct:
             for store in (self.rows, self.columns):
                 if name in store:
@@ -201,7 +116,7 @@ class Books:
         )
 
     def _fixed(self, layers: dict[str, Units], reasons: dict[int, str]) -> dict[str, str]:
-        """Fixes a layer as a whole if a unit of it is fixed, and with it the layers tied to it."""
+        """Fixes whole layers if one of their units is fixed, and the layers tied to them."""
         fixed: dict[str, str] = {}
         while True:
             news = {
@@ -234,7 +149,7 @@ def follow(
     modules: dict[type[nn.Module], Rule],
     functions: dict[object, Rule],
 ) -> Wiring:
-    """The wiring of a module, by rules for its parts and for functions and methods of tensors."""
+    """The wiring of a module, by rules for its layers and for functions on tensors."""
     books = Books(module, layout)
     calls = watch(module, layout.input.blank(2), lambda part: type(part) in modules)
     samples = dict(calls)

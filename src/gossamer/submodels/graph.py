@@ -1,7 +1,7 @@
-"""What a module calls, in order: the graph that units are followed through.
+"""The calls of a module in order: the graph through which units are traced.
 
-Built with torch.fx. A part whose own code cannot be followed is one opaque call; only where that
-part is the model itself is there nothing to follow.
+Built with torch.fx. A submodule whose code cannot be traced is one opaque call; it is an error only
+if that module is the model itself.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor, fx, nn
 from gossamer.task.tracing import untouched_generators
 
 Calls = list[tuple[fx.Node, Any]]
-"""Every node of a graph with the value it had on an example."""
+"""Every node of a graph, with its value for an example."""
 
 _tracing = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Follows one module in one thread, whatever the others are computing meanwhile.
+    """Traces one module in one thread, whatever other threads compute meanwhile.
 
-    While it does, torch.fx replaces `nn.Module.__call__` for the whole process.
+    While tracing, torch.fx replaces `nn.Module.__call__` for the whole process.
     """
 
     def __init__(self, whole: Callable[[nn.Module], bool], opaque: Iterable[str]) -> None:
@@ -52,7 +52,7 @@ class _Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         self.inside.append(self.path_of_module(m))
         found = super().call_module(m, forward, args, kwargs)
-        self.inside.pop()  # not after an error: the last entry says where it happened
+        self.inside.pop()  # not after an error: the last entry is where it happened
         return found
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -62,12 +62,13 @@ class _Tracer(fx.Tracer):
 
 
 def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:
-    """The calls of a forward pass; parts for which `whole` holds are not looked into.
+    """The calls of a forward pass; submodules for which `whole` holds are single calls.
 
-    Raises ValueError with the module's name if its own forward cannot be followed.
+    Raises:
+        ValueError: the module's own forward cannot be traced.
     """
     tensors = [*module.parameters(), *module.buffers()]
-    # A copy of the structure that shares its tensors: nothing is written to them here.
+    # A copy that shares its tensors, which are only read here.
     shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     graph = _graph(shared.train(), whole)
     shared.eval()
@@ -89,7 +90,7 @@ def _graph(module: nn.Module, whole: Callable[[nn.Module], bool]) -> fx.Graph:
             if not path or path in opaque:
                 reason, *_ = (str(error) or type(error).__name__).splitlines()
                 raise ValueError(
-                    f"what feeds what in {type(module).__name__} cannot be followed ({reason}), so "
+                    f"the forward pass of {type(module).__name__} cannot be traced ({reason}), so "
                     f"no unit of it can be removed; keep its forward free of branches on tensors, "
                     f"or move them into modules of their own"
                 ) from error

@@ -1,4 +1,4 @@
-"""Units that a trained model can do without, found in its numbers."""
+"""Units that a trained model does not need, found from its weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Flags = NDArray[np.bool_]
 
 
 def needed(task: Task, params: Params) -> Masks:
-    """For `compact`: the units that matter, by layer; without the others all outputs are the same.
+    """The units to keep, for `compact`: removing the others does not change the output.
 
-    A unit does not matter if nothing but zero leaves it, or if every weight that reads it is zero;
-    what only such units read does not matter either. Every layer keeps at least one unit.
+    A unit is not needed if its output is always zero, or if every weight that reads it is zero; a
+    unit that is read only by such units is not needed either. Every layer keeps at least one unit.
     """
     structure = trace(task)
     gone = np.zeros_like(structure.wiring.removable)
@@ -33,7 +33,7 @@ def needed(task: Task, params: Params) -> Masks:
 
 
 def _idle(structure: Structure, params: Params, gone: Flags) -> Flags:
-    """Units that are silent or unread while those that are gone neither speak nor read."""
+    """Units that output only zeros or are not read, given the units that are already removed."""
     wiring = structure.wiring
     silent, unread = wiring.removable.copy(), wiring.removable.copy()
     for name in dict.fromkeys([*wiring.rows, *wiring.columns]):
@@ -48,13 +48,13 @@ def _idle(structure: Structure, params: Params, gone: Flags) -> Flags:
             unread[columns[acts.any(0)]] = False
         if rows is not None:
             silent[rows[acts.any(1)]] = False
-    for path in wiring.norms:  # a group is normalised by all of its channels, read or not
+    for path in wiring.norms:  # all channels of a group contribute to its statistics
         unread[wiring.rows[f"{path}.weight"]] = False
     return silent | unread
 
 
 def _acts(tensor: Tensor, reads: bool) -> Flags:
-    """Where a tensor is not zero, by row and, if its columns read units, by column."""
+    """Where a tensor is non-zero: by row and, if its columns read units, by column."""
     there = tensor.detach().cpu() != 0
     flat = there.flatten(2).any(2) if there.dim() > 2 else there.reshape(len(there), -1)
     found: Flags = (flat if reads else flat.any(1, keepdim=True)).numpy()

@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.models.convolutional import Numbers
 from gossamer.models.residual import Pad
-from gossamer.submodels.follow import Books, Call, Flow, Found, Rule, Sizes, Stuck, Units, names_of
+from gossamer.submodels.flow import Call, Flow, Found, Sizes, Stuck, Units
+from gossamer.submodels.follow import Books, Rule, names_of
 
 # layers -------------------------------------------------------------------------------------------
 

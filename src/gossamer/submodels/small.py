@@ -1,4 +1,4 @@
-"""Modules of fewer units: a copy of the structure with smaller tensors, and the parts it needs."""
+"""Modules with fewer units: a copy of the module around smaller tensors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def shrink(
     norms: Mapping[str, Sequence[int]],
     inputs: Mapping[str, Tensor],
 ) -> nn.Module:
-    """A copy of `module` around smaller tensors, by name.
+    """A copy of `module` around smaller tensors.
 
-    `widths` are channels that padding modules have now, `norms` how many channels are left in each
-    group of a group norm, `inputs` the features that a linear layer takes; all by path.
+    Args:
+        tensors: the smaller tensors, by name.
+        widths: channels of padding modules, by path.
+        norms: channels left in each group of a group norm, by path.
+        inputs: indices of the features that a linear layer keeps, by path.
     """
     state = dict(module.named_parameters()) | dict(module.named_buffers())
-    memo: dict[int, Any] = {}  # what stands for a tensor in the copy: no large one is copied
+    memo: dict[int, Any] = {}  # replaces each tensor in the copy, so that no large one is copied
     for name, tensor in state.items():
         small = tensors.get(name, tensor).detach().clone()
         held = isinstance(tensor, nn.Parameter)
@@ -57,11 +60,11 @@ def shrink(
 
 
 def _describe(part: nn.Module) -> None:
-    """Tells a layer its size: it is read where a layer starts afresh, and by batch norms."""
+    """Updates the sizes that a layer declares: they are used by its reset and by batch norms."""
     match part:
         case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
             part.out_channels, part.in_channels = part.weight.shape[:2]
-            if part.groups > 1:  # a filter for each channel; others in groups are never cut
+            if part.groups > 1:  # depthwise; other grouped convolutions are never cut
                 part.groups = part.in_channels = part.out_channels
         case nn.Linear():
             part.out_features, part.in_features = part.weight.shape
@@ -73,14 +76,14 @@ def _describe(part: nn.Module) -> None:
 
 def _replace(module: nn.Module, instead: Mapping[nn.Module, nn.Module]) -> None:
     for part in list(module.modules()) if instead else ():
-        # Not named_children, which leaves out the second name of a part that has two.
+        # Not named_children, which omits the second name of a module that has two.
         for name, child in list(part._modules.items()):
             if child is not None and child in instead:
                 part._modules[name] = instead[child]
 
 
 class ChosenLinear(nn.Linear):
-    """A linear layer that takes some of the features it is given."""
+    """A linear layer that reads a subset of its input features."""
 
     chosen: Tensor
 
@@ -94,16 +97,16 @@ class ChosenLinear(nn.Linear):
 
 
 class ThinGroupNorm(nn.GroupNorm):
-    """A group norm in which some channels are zero and not there.
+    """A group norm without some of its channels, which count as zeros.
 
-    They count in the mean and the variance of their group, as they would if they were there.
+    They enter the mean and the variance of their group as they would in the full model.
     """
 
     members: Tensor
     absent: Tensor
 
     def __init__(self, norm: nn.GroupNorm, left: Sequence[int]) -> None:
-        """`left` tells how many channels of each group are there, in order; none may be."""
+        """`left` is the number of channels left in each group; it may be zero."""
         nn.Module.__init__(self)
         whole = norm.num_channels // norm.num_groups
         counts = torch.tensor(left)
@@ -112,7 +115,7 @@ class ThinGroupNorm(nn.GroupNorm):
         self.weight, self.bias = norm.weight, norm.bias
         members = torch.zeros(self.num_channels, self.num_groups, dtype=norm.weight.dtype)
         members[range(self.num_channels), torch.arange(len(counts)).repeat_interleave(counts)] = 1
-        # A sum over the channels of a group, divided by how many the group had.
+        # Sums over the channels of a group, divided by the original number of channels.
         self.register_buffer("members", members / whole, persistent=False)
         self.register_buffer("absent", 1 - members.sum(0) / whole, persistent=False)
         self.whole = whole
@@ -127,7 +130,7 @@ class ThinGroupNorm(nn.GroupNorm):
 
 
 class _ThinGroupNorm(torch.autograd.Function):
-    """Written out because autograd's own backward of it takes three times as long."""
+    """Written by hand, because autograd's backward takes three times as long."""
 
     @staticmethod
     def forward(
@@ -144,7 +147,7 @@ class _ThinGroupNorm(torch.autograd.Function):
         spread = members.t() * whole  # from groups back to channels
         mean = x.mean(places) @ members
         centred = x - _over(mean @ spread, x)
-        # A channel that is not there is zero, so its distance from the mean is the mean.
+        # A missing channel is zero, so its distance from the mean is the mean.
         variance = (centred * centred).mean(places) @ members + absent * mean * mean
         root = torch.rsqrt(variance + eps) @ spread
         ctx.save_for_backward(centred, root, scale, members)
@@ -160,7 +163,7 @@ class _ThinGroupNorm(torch.autograd.Function):
         size = max(grad[0, 0].numel(), 1)
         shift = grad.sum(places)
         along = (grad * centred).sum(places) * root
-        # Channels that are not there have a scale of zero: they add nothing to these means.
+        # Missing channels have a scale of zero and add nothing to these means.
         level = (shift * scale / size) @ members @ spread
         slope = (along * scale / size) @ members @ spread
         x = torch.addcmul(_over(-root * level, grad), grad, _over(root * scale, grad))

@@ -1,0 +1,204 @@
+"""A smaller model: which part of every tensor is in it, and how tensors move between the two."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gossamer.core import Masks, Params
+from gossamer.submodels.flow import Units
+from gossamer.submodels.small import shrink
+from gossamer.task import Task
+from gossamer.task.layout import Layout, Leaf
+
+if TYPE_CHECKING:
+    from gossamer.submodels.structure import Structure
+
+Keep = Mapping[str, Tensor]
+"""Units to keep, by the name of a layer's weight; `fc.weight:in`: inputs of a linear layer."""
+INPUTS = ":in"
+REMEMBERED = 2
+"""Size of the caches of sub-model tasks (per task) and of structures (per module)."""
+_lock = threading.Lock()
+_tasks: WeakKeyDictionary[Task, OrderedDict[Hashable, Task]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A smaller model: which part of every tensor is in it."""
+
+    structure: Structure
+    gone: NDArray[np.bool_]
+    chosen: Mapping[str, NDArray[np.bool_]]
+    """Inputs that linear layers keep, where not all."""
+
+    @cached_property
+    def keep(self) -> Masks:
+        """The units that each layer keeps, and the inputs of layers that drop some."""
+        rows = {
+            name: self._stays(self.structure.wiring.rows[name]) for name in self.structure.units
+        }
+        inputs = {f"{name}{INPUTS}": torch.from_numpy(self._columns(name)) for name in self.chosen}
+        return rows | inputs
+
+    def take(self, params: Params) -> Params:
+        """The sub-model's tensors: contiguous copies under the same names."""
+        return {name: self._take(name, tensor) for name, tensor in params.items()}
+
+    def give(self, small: Params, into: Params) -> Params:
+        """The inverse of `take`: a copy of the full tensors `into` with the small ones inserted."""
+        found = {name: tensor.detach().clone() for name, tensor in into.items()}
+        for name, tensor in small.items():
+            if name not in found:
+                raise ValueError(f"there is no full tensor {name!r} to put the small one into")
+            rows, columns = self._indices.get(name, (None, None))
+            full = found[name]
+            if rows is None and columns is None:
+                full.copy_(tensor)
+                continue
+            row = torch.arange(len(full)) if rows is None else rows
+            place = (row,) if columns is None else (row[:, None], columns)
+            full[tuple(each.to(full.device) for each in place)] = tensor.to(full)
+        return found
+
+    def silence(self, params: Params) -> Params:
+        """Full tensors in which removed units output zeros."""
+        found = {name: tensor.detach().clone() for name, tensor in params.items()}
+        for name, units in self.structure.wiring.rows.items():
+            if name in found and self.structure.layout[name].kind != "buffer":
+                found[name][~self._stays(units).to(found[name].device)] = 0
+        for name, flags in self.chosen.items():
+            if name in found:
+                found[name][:, ~torch.from_numpy(flags).to(found[name].device)] = 0
+        return found
+
+    def masks(self) -> Masks:
+        """Masks of the full shape: which weights of each prunable tensor the sub-model has."""
+        layout = self.structure.layout
+        found = {
+            name: torch.zeros(layout[name].shape, dtype=torch.bool) for name in layout.prunable
+        }
+        inside = {name: torch.ones(self.layout[name].shape, dtype=torch.bool) for name in found}
+        return self.give(inside, found)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The sub-model's layout, equal to that of a traced one."""
+        old = self.structure.layout
+        return replace(old, leaves={name: self._leaf(leaf) for name, leaf in old.leaves.items()})
+
+    def task(self, task: Task) -> Task:
+        """A task to train the sub-model, with criterion, precision and device of `task`.
+
+        Cached for the next cut of the same shapes; like any task, it serves one thread at a time.
+        """
+        with _lock:
+            known = _tasks.setdefault(task, OrderedDict())
+            found = known.get(self._form)
+            if found is not None:
+                known.move_to_end(self._form)
+                return found
+        small = Task(
+            self._module(task.module), task.criterion, self.layout, task.precision, task.device
+        )
+        with _lock:
+            known[self._form] = small
+            while len(known) > REMEMBERED:
+                known.popitem(last=False)
+        return small
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        wiring = self.structure.wiring
+        return shrink(
+            module,
+            self.take({name: state[name].detach() for name in self._indices}),
+            {path: int((~self.gone[units]).sum()) for path, units in wiring.widths.items()},
+            self._norms,
+            self._inputs,
+        )
+
+    @cached_property
+    def _norms(self) -> dict[str, tuple[int, ...]]:
+        """Channels left in each group of group norms that lose some, by path."""
+        wiring, found = self.structure.wiring, {}
+        for path, groups in wiring.norms.items():
+            stays = ~self.gone[wiring.rows[f"{path}.weight"]]
+            if not stays.all():
+                found[path] = tuple(stays.reshape(groups, -1).sum(1).tolist())
+        return found
+
+    @cached_property
+    def _inputs(self) -> dict[str, Tensor]:
+        """Indices of the features that linear layers keep, among those that reach them, by path."""
+        found = {}
+        for name, flags in self.chosen.items():
+            present = flags[~self.gone[self.structure.wiring.columns[name]]]
+            if not present.all():
+                found[name.rpartition(".")[0]] = torch.from_numpy(np.flatnonzero(present))
+        return found
+
+    @cached_property
+    def _form(self) -> Hashable:
+        """Everything that the small module depends on."""
+        shapes = tuple(leaf.shape for leaf in self.layout.leaves.values())
+        inputs = tuple((path, tuple(index.tolist())) for path, index in self._inputs.items())
+        return shapes, inputs, tuple(self._norms.items())
+
+    @cached_property
+    def _indices(self) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+        """Rows and columns to keep of each tensor that loses some; None: all of them."""
+        wiring = self.structure.wiring
+        names = dict.fromkeys([*wiring.rows, *wiring.columns])
+        found = {
+            name: (
+                _places(~self.gone[wiring.rows[name]]) if name in wiring.rows else None,
+                _places(self._columns(name)) if name in wiring.columns else None,
+            )
+            for name in names
+        }
+        return {name: pair for name, pair in found.items() if any(i is not None for i in pair)}
+
+    def _columns(self, name: str) -> NDArray[np.bool_]:
+        stays = ~self.gone[self.structure.wiring.columns[name]]
+        return stays & self.chosen[name] if name in self.chosen else stays
+
+    def _stays(self, units: Units) -> Tensor:
+        return torch.from_numpy(~self.gone[units])
+
+    def _take(self, name: str, tensor: Tensor) -> Tensor:
+        rows, columns = self._indices.get(self.structure.layout[name].name, (None, None))
+        tensor = tensor.detach()
+        if rows is not None:
+            tensor = tensor.index_select(0, rows.to(tensor.device))
+        if columns is not None:
+            tensor = tensor.index_select(1, columns.to(tensor.device))
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def _leaf(self, leaf: Leaf) -> Leaf:
+        kept = self._indices.get(leaf.name)
+        if kept is None:
+            return leaf
+        shape = tuple(
+            size if axis > 1 or (index := kept[axis]) is None else len(index)
+            for axis, size in enumerate(leaf.shape)
+        )
+        count, fan_in = prod(shape), prod(shape[1:]) if len(shape) > 1 else 1
+        # Every remaining weight is used as often as before: once per output position.
+        macs = leaf.macs * count // leaf.count
+        return replace(leaf, shape=shape, fan_in=fan_in, rows=count // fan_in, macs=macs)
+
+
+def _places(stays: NDArray[np.bool_]) -> Tensor | None:
+    return None if stays.all() else torch.from_numpy(np.flatnonzero(stays))
