@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gossamer.core
-import gossamer.task
+import gossamer.task.task
 from gossamer import Batch, Key, Params, Task
 from gossamer.optim import Training, sgd
 from helpers import batch_of, conv, mlp, normed, same
@@ -30,7 +30,7 @@ def points(count: int = 9) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 3, (count,), generator=Key(2).generator())
 
 
-@pytest.mark.parametrize("module", [gossamer.core, gossamer.task])
+@pytest.mark.parametrize("module", [gossamer.core, gossamer.task.task])
 def test_the_examples_in_docstrings_are_true(module: object) -> None:
     found = doctest.testmod(module)  # type: ignore[arg-type]
     assert found.attempted > 0 and found.failed == 0

@@ -1,8 +1,8 @@
-"""What a module is made of: its tensors, which of them may be pruned, and what each one costs.
+"""The tensors of a module: which of them are prunable, and what each one costs.
 
-A layout is read off a module once, by watching two forward passes of a copy. Methods take from it
-which names carry masks, cost accounting takes the multiply-accumulates, and the engine takes which
-tensors are trained and which are only carried along.
+A layout is traced once, from two forward passes of a copy of the module. Methods read from it which
+tensors have masks, accounting reads multiply-accumulates, and the engine reads which tensors are
+trained and which are buffers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gossamer.task.tracing import count_products, refuse_randomness
 Kind: TypeAlias = Literal[
     "conv", "linear", "lstm", "embedding", "attention", "norm", "bias", "buffer", "other"
 ]
-"""What a tensor is in its module; `lstm` stands for every recurrent matrix, also of a GRU."""
+"""The role of a tensor in its module; `lstm` is any recurrent matrix, also of a GRU."""
 
 PRUNABLE: frozenset[Kind] = frozenset({"conv", "linear", "lstm"})
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor of a module; seen as a matrix it has `rows` neurons of `fan_in` weights each."""
+    """One tensor of a module; as a matrix it has `rows` neurons with `fan_in` weights each."""
 
     name: str
     kind: Kind
@@ -43,53 +43,55 @@ class Leaf:
     rows: int
     """Neurons of a linear layer, filters of a convolution, gates of a recurrent matrix."""
     macs: int
-    """Multiply-accumulates of one example's forward pass that this tensor takes part in."""
+    """Multiply-accumulates of this tensor in the forward pass of one example."""
     prunable: bool
     trainable: bool
 
     @property
     def count(self) -> int:
-        """How many scalars it holds."""
+        """The number of scalars."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What one example looks like to the module."""
+    """Shape and type of one example."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def blank(self, count: int) -> Tensor:
-        """So many examples of nothing but zeros, in the memory of one."""
+        """`count` examples of zeros, in the memory of one."""
         return torch.zeros((1, *self.shape), dtype=self.dtype).expand(count, *self.shape)
 
 
 Prunable: TypeAlias = Sequence[str] | Callable[[Leaf], bool]
-"""Which leaves may be pruned: names, glob patterns and rules, or a question asked of every leaf."""
+"""Which leaves may be pruned: names, glob patterns and named rules, or a predicate."""
 
 RULES: dict[str, Callable[[Sequence[Leaf]], Sequence[Leaf]]] = {
     "conv-only": lambda leaves: [leaf for leaf in leaves if leaf.kind == "conv"],
     "skip-first-last": lambda leaves: leaves[1:-1],
 }
-"""Choices of what may be pruned by default that have a name."""
+"""Named subsets of the leaves that are prunable by default."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Every tensor that makes up a model's state, parameters first, in the module's order."""
+    """All tensors of a model's state, parameters first, in the module's order."""
 
     leaves: dict[str, Leaf]
     batch_norm: bool
-    """Whether a batch of one example may be refused in training."""
+    """Whether the module has batch normalisation, which refuses a training batch of one."""
     input: Input
 
     @classmethod
     def trace(cls, module: nn.Module, example: Tensor, prunable: Prunable | None = None) -> Layout:
-        """Read a layout off a copy of `module` run on the first examples of the batch `example`.
+        """The layout of a module, traced with a copy of it on the first examples of a batch.
 
-        The module, its mode and the global random generators stay as they are. Raises ValueError
-        for a module that cannot be trained reproducibly, with what to change.
+        The module, its mode and the global random generators are left unchanged.
+
+        Raises:
+            ValueError: the module cannot be trained reproducibly; the message says what to change.
         """
         _check_state(module)
         if example.ndim == 0 or len(example) == 0:
@@ -108,9 +110,9 @@ class Layout:
     def choose(self, prunable: Prunable) -> Layout:
         """The same layout with other prunable leaves.
 
-        A pattern such as `features.*` takes the trained leaves of two or more dimensions it
-        matches; a full name takes just that leaf, also a bias. `conv-only` and `skip-first-last`
-        are rules.
+        A pattern such as `features.*` selects the matching trained leaves of two or more
+        dimensions; a full name selects exactly that leaf, also a bias. `conv-only` and
+        `skip-first-last` are named rules.
         """
         if callable(prunable):
             chosen = {leaf.name for leaf in self.leaves.values() if prunable(leaf)}
@@ -148,7 +150,7 @@ class Layout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """All leaves: the names a full set of `Params` has."""
+        """All leaves: the names in a complete `Params`."""
         return tuple(self.leaves)
 
     @cached_property
@@ -158,12 +160,12 @@ class Layout:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Leaves that no gradient changes: running statistics and frozen parameters."""
+        """Leaves without gradients: running statistics and frozen parameters."""
         return tuple(name for name, leaf in self.leaves.items() if not leaf.trainable)
 
     @cached_property
     def prunable(self) -> tuple[str, ...]:
-        """Leaves that may carry a mask."""
+        """Leaves that may be masked."""
         return tuple(name for name, leaf in self.leaves.items() if leaf.prunable)
 
     @cached_property
@@ -178,18 +180,18 @@ class Layout:
 
     @cached_property
     def count(self) -> int:
-        """How many scalars are trained."""
+        """The number of trained scalars."""
         return self.total("count", self.parameters)
 
     @cached_property
     def rows(self) -> int:
-        """Neurons and filters of the prunable leaves: one threshold or gate each."""
+        """Number of neurons and filters of the prunable leaves."""
         return self.total("rows", self.prunable)
 
     def total(
         self, what: Literal["count", "macs", "rows"], names: Iterable[str] | None = None
     ) -> int:
-        """A figure summed over the leaves called `names`, by default over all."""
+        """A figure summed over some leaves, by default over all."""
         chosen = self.leaves if names is None else names
         return sum(int(getattr(self.leaves[name], what)) for name in chosen)
 
@@ -204,13 +206,13 @@ class Layout:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the choice nearest to a name that was not found, else just `;`."""
+    """The hint `; did you mean 'x'?` with the nearest choice, or just `;`."""
     near = difflib.get_close_matches(name, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ";"
 
 
 def _entries(prunable: Sequence[str]) -> Sequence[str]:
-    # A string is a sequence of one-letter names; nobody means that.
+    # A string is a sequence too, of one-letter names.
     return [prunable] if isinstance(prunable, str) else prunable
 
 
@@ -234,15 +236,15 @@ def _check_state(module: nn.Module) -> None:
         if isinstance(part, _NormBase) and part.track_running_stats and part.momentum is None:
             raise ValueError(
                 f"{type(part).__name__} {name!r} has momentum=None, and cumulative statistics need "
-                f"a counter that never travels; set a momentum such as 0.1"
+                f"a counter that is never sent; set a momentum such as 0.1"
             )
 
 
 def _leaves(module: nn.Module, macs: dict[str, int]) -> Iterable[Leaf]:
     """Parameters, then the buffers of the state that are real numbers.
 
-    Integer buffers (`num_batches_tracked`, position ids) and buffers that are not saved are
-    constants of the module: averaging them means nothing.
+    Integer buffers (`num_batches_tracked`, position ids) and non-persistent buffers are constants
+    of the module and are never averaged.
     """
     for name, parameter in module.named_parameters():
         kind, shape = _kind(module, name, parameter), tuple(parameter.shape)

@@ -1,7 +1,7 @@
-"""A task: a plain module, a criterion, and the one door through which methods compute.
+"""A task: a plain module, a criterion, and the one interface through which methods compute.
 
-The module never holds the parameters of a run. They are values, bound to the module for one call,
-so the same module serves every client; a worker thread uses a copy of its own (`Task.copy`).
+The module never holds the parameters of a run. They are values that are bound to the module for one
+call, so one module serves all clients; every worker thread has its own copy (`Task.copy`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be learned: a module and a criterion, with the module's layout.
+    """What is trained: a module and a criterion, with the module's layout.
 
     >>> task = Task.of(nn.Linear(3, 2), torch.zeros(1, 3))
     >>> sorted(task.init(Key(0)))
@@ -67,17 +67,17 @@ class Task:
         precision: Precision = "f32",
         device: str = "cpu",
     ) -> Task:
-        """The usual way to make one: traces the layout with a batch of example inputs."""
+        """A task whose layout is traced with a batch of example inputs."""
         return cls(module, criterion, Layout.trace(module, example, prunable), precision, device)
 
     def copy(self) -> Task:
-        """The same task with a module of its own, for another thread."""
+        """The same task with its own module, for another thread."""
         return Task(self.module, self.criterion, self.layout, self.precision, self.device)
 
     def init(self, key: Key) -> Params:
-        """Fresh parameters drawn from `key`, as the module's layers initialise themselves.
+        """Fresh parameters drawn from `key`, by the initialisers of the module's layers.
 
-        Layers without `reset_parameters` keep the values that the module came with.
+        Layers without `reset_parameters` keep the values of the module.
         """
         module = copy.deepcopy(self.module)
         with _seeded_globally(key):
@@ -85,17 +85,17 @@ class Task:
         return self._state(module)
 
     def buffers(self) -> Params:
-        """The running statistics a fresh module starts with."""
+        """The running statistics of a fresh module."""
         state = self._state(self.module)
         return {name: state[name] for name in self.layout.buffers}
 
     def own(self, params: Params) -> Params:
-        """A private copy that may be updated in place, where and how arithmetic is fastest."""
+        """A private copy that may be updated in place, on the device and in the fastest layout."""
         formats = self._formats
         return {name: _fast(tensor, self.device, formats) for name, tensor in params.items()}
 
     def logits(self, params: Params, x: Tensor, key: Key | None = None) -> Tensor:
-        """The module's output; with a key in training mode, its dropout drawn from the key."""
+        """The module's output; a key selects training mode and seeds dropout."""
         return self._forward(self._bound(params, key), x)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
@@ -111,8 +111,11 @@ class Task:
     ) -> Gradients:
         """Loss and gradients at `params`, multiplied by `masks` where a name has one.
 
-        Running statistics in `params` are updated in place. A method with a loss of its own passes
-        it; it is called with leaves that carry gradients.
+        Running statistics in `params` are updated in place.
+
+        Args:
+            masks: factors of the gradients, by name.
+            loss: replaces the criterion; it is called with leaves that require gradients.
         """
         leaves = {name: params[name].detach().requires_grad_() for name in self.layout.parameters}
         with torch.enable_grad():
@@ -134,14 +137,14 @@ class Task:
 
     @cached_property
     def running_statistics(self) -> tuple[str, ...]:
-        """The means and variances that batch normalisation keeps; none where it keeps none."""
+        """Names of the means and variances of batch normalisation."""
         runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
         return tuple(dict.fromkeys(runner.running_statistics()))
 
     def batch_statistics(self, params: Params, x: Tensor) -> Params:
-        """The running statistics that one batch alone would leave: its means, unbiased variances.
+        """The batch's own statistics: means and unbiased variances of every batch norm.
 
-        Only batch normalisation is in training mode, so nothing is dropped at random.
+        Only batch normalisation is in training mode; dropout is off.
         """
         found = {name: torch.zeros_like(params[name]) for name in self.running_statistics}
         runner = self._bound({**params, **found}, None)
@@ -159,10 +162,10 @@ class Task:
 
     @cached_property
     def _formats(self) -> torch.memory_format:
-        """How images and filters are laid out: channels last, where that is safe.
+        """Memory format of images and filters: channels last, where that is safe.
 
-        torch 2.13 writes beyond its memory in strided 1 x 1 convolutions of 2 to 6 channels that
-        are laid out so; a model that has one is laid out the other way.
+        torch 2.13 writes out of bounds in strided 1 x 1 convolutions of 2 to 6 channels in
+        channels-last format, so a model that has one is contiguous.
         """
         risky = any(
             leaf.kind == "conv" and leaf.shape[2:] == (1, 1) and 1 < leaf.shape[1] < 7
@@ -181,7 +184,7 @@ class Task:
 
 
 class _Runner:
-    """A module whose tensors are replaced before each call."""
+    """A module whose tensors are bound before each call."""
 
     def __init__(
         self,
@@ -221,10 +224,10 @@ class _Runner:
 
     @contextmanager
     def normalising_by_batch(self) -> Iterator[None]:
-        """Batch normalisation goes by its batch, and averages over the calls in it from zero on."""
+        """Normalises by batch statistics, and averages these over the calls in the context."""
         before = [norm.momentum for norm in self._norms]
         for norm in self._norms:
-            # Without momentum, torch divides by this counter, which is no part of any model.
+            # Without momentum, torch divides by this counter, which is not part of the model.
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.zero_()
             norm.momentum = None
@@ -238,7 +241,7 @@ class _Runner:
 
 
 def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str, str]]:
-    """Every place a tensor of the layout is stored in; tied tensors have several."""
+    """Every place where a tensor of the layout is stored; tied tensors have several."""
     canonical: dict[int, str] = {}
     slots = []
     for prefix, part in module.named_modules():
@@ -258,7 +261,7 @@ def _fast(tensor: Tensor, device: str, images: torch.memory_format) -> Tensor:
 
 
 def _laid_out_like(grad: Tensor, leaf: Tensor) -> Tensor:
-    """The gradient with the strides of its tensor: fused optimisers pair elements by address."""
+    """The gradient in the strides of its tensor: fused optimisers pair elements by address."""
     if grad.stride() == leaf.stride():
         return grad
     return torch.empty_like(leaf).copy_(grad)
@@ -266,14 +269,14 @@ def _laid_out_like(grad: Tensor, leaf: Tensor) -> Tensor:
 
 @contextmanager
 def _seeded_globally(key: Key) -> Iterator[None]:
-    """Lends the key to code that can only draw from torch's global generator."""
+    """Seeds torch's global generator for code that cannot take a key."""
     with _global_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(key.digest() & 0xFFFFFFFF)
         yield
 
 
 def _reset(module: nn.Module) -> None:
-    """Initialises a module anew, children before parents."""
+    """Re-initialises a module, children before parents."""
     for child in module.children():
         _reset(child)
     for name in ("reset_parameters", "_reset_parameters"):
@@ -283,7 +286,7 @@ def _reset(module: nn.Module) -> None:
 
 
 class _SeededDropout(nn.Module):
-    """Dropout that draws from a key, so that no result depends on which thread ran first."""
+    """Dropout that draws from a key, so that results do not depend on the order of threads."""
 
     def __init__(self, rate: float, whole_channels: bool) -> None:
         super().__init__()
@@ -292,7 +295,7 @@ class _SeededDropout(nn.Module):
         self.reset(Key(0))
 
     def reset(self, key: Key) -> None:
-        """Draws from `key` from now on; a module may call its one dropout several times."""
+        """Starts a new stream; a module may call one dropout several times."""
         self.key = key
         self.calls = 0
 
@@ -307,10 +310,10 @@ class _SeededDropout(nn.Module):
 
 
 def _seed_dropouts(module: nn.Module) -> list[_SeededDropout]:
-    """Replaces every dropout in a module by one that draws from a key."""
+    """Replaces every dropout of a module by one that draws from a key."""
     found = []
     for part in list(module.modules()):
-        # Not named_children, which leaves out the second name of a dropout that has two.
+        # Not named_children, which omits the second name of a dropout that has two.
         for name, child in list(part._modules.items()):
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 seeded = _SeededDropout(child.p, not isinstance(child, nn.Dropout))
