@@ -37,7 +37,7 @@ class LGFedAvg:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training(momentum=0.9)
     shared: str = option("1", "what travels: the last N layers, less norms; or names, with commas")
-    weighting: Weighting = option("uniform", "what a client counts for in the mean")
+    weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
 
     def init(self, ctx: Ctx) -> Server:
