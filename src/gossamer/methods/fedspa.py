@@ -21,15 +21,10 @@ from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
-from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
+from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Average
 from gossamer.wire import Revision
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
 
 
 @dataclass
@@ -55,7 +50,7 @@ class FedSpa:
 
     def init(self, ctx: Ctx) -> Server:
         sparse_model.prunable(ctx)
-        return Server(ctx.task.init(ctx.common.fold("init")), Register.empty())
+        return Server(ctx.task.init(ctx.common.fold("init")))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -138,7 +133,7 @@ class FedSpa:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How much the clients' masks differ."""
-        return personal_masks.measures(state)
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
 
 def add_mean_change(ctx: Ctx, state: Server, mean: Average, changed: dict[int, Masks]) -> Server:

@@ -23,14 +23,9 @@ from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
 from gossamer.methods.parts.masked_training import Work
-from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
+from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
 from gossamer.wire import Revision
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class LotteryFL:
 
     def init(self, ctx: Ctx) -> Server:
         sparse_model.prunable(ctx)
-        return Server(initial_weights(ctx), Register.empty())
+        return Server(initial_weights(ctx))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -113,7 +108,7 @@ class LotteryFL:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How much the clients' masks differ."""
-        return personal_masks.measures(state)
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
 
 def initial_weights(ctx: Ctx) -> Params:

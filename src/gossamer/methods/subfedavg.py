@@ -22,7 +22,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Pa
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
-from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
+from gossamer.methods.parts.personal_masks import Down, Server, Up
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
@@ -62,7 +62,7 @@ class SubFedAvg:
                 f"more, not {self.training.epochs:g}"
             )
         sparse_model.prunable(ctx)
-        return Server(ctx.task.init(ctx.common.fold("init")), Register.empty())
+        return Server(ctx.task.init(ctx.common.fold("init")))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -128,7 +128,7 @@ class SubFedAvg:
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How much the clients' masks differ."""
-        return personal_masks.measures(state)
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
 
 def pruned(layout: Layout, masks: Masks) -> float:

@@ -26,11 +26,11 @@ from gossamer.core import (
     Result,
 )
 from gossamer.fields import option
-from gossamer.methods import fedspa, lotteryfl, subfedavg
+from gossamer.methods import fedspa, subfedavg
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
-from gossamer.methods.parts.personal_masks import Down, Server, Up
+from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.sparsity import Averaging
 from gossamer.wire import Revision
@@ -134,9 +134,7 @@ class LotteryFLVariants:
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         return self.pure.replies(ctx, down)
 
-    def begin(
-        self, ctx: Ctx, down: Down, local: lotteryfl.Local | None
-    ) -> Job[masked_training.Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[masked_training.Work]:
         ctx = deciding_on(ctx, self.validate_on)
         if not self.overshoot:
             return self.pure.begin(ctx, down, local)
@@ -147,10 +145,10 @@ class LotteryFLVariants:
     def step(self, ctx: Ctx, work: masked_training.Work, batch: Batch) -> masked_training.Work:
         return self.pure.step(ctx, work, batch)
 
-    def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, lotteryfl.Local]:
+    def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, Local]:
         return self.pure.finish(ctx, work)
 
-    def model(self, ctx: Ctx, state: Server, local: lotteryfl.Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return self.pure.model(ctx, state, local)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
@@ -212,16 +210,16 @@ class FedSpaVariants:
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         return self.pure.replies(ctx, down)
 
-    def begin(self, ctx: Ctx, down: Down, local: fedspa.Local | None) -> Job[fedspa.Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[fedspa.Work]:
         return self.pure.begin(ctx, down, local)
 
     def step(self, ctx: Ctx, work: fedspa.Work, batch: Batch) -> fedspa.Work:
         return self.pure.step(ctx, work, batch)
 
-    def finish(self, ctx: Ctx, work: fedspa.Work) -> Result[Up, fedspa.Local]:
+    def finish(self, ctx: Ctx, work: fedspa.Work) -> Result[Up, Local]:
         return self.pure.finish(ctx, work)
 
-    def model(self, ctx: Ctx, state: Server, local: fedspa.Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params if self.own_start and not local else self.pure.model(ctx, state, local)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:

@@ -1,7 +1,6 @@
 """The client of every dense method: it receives a whole model, trains it by SGD and sends it back.
 
-FedAvg and its relatives differ at the server or in one term of the gradient. The functions they
-share are here.
+FedAvg and its relatives differ at the server or in one term of the gradient.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ def shared(ctx: Ctx, params: Params, buffers: Buffers) -> Params:
 def begin(
     ctx: Ctx, training: Training, params: Params, local: Local | None, anchored: bool = False
 ) -> Job[Work]:
-    """Starts from the received model, completed by the client's own BatchNorm statistics.
-
-    Args:
-        anchored: keep a copy of the start in `work.anchor`, for a proximal term or for the change.
-    """
+    """Starts from the received model; `anchored` keeps a copy of this start in `work.anchor`."""
     missing = {name for name in ctx.task.layout.leaves if name not in params}
     if missing:
         buffers = local.buffers if local else ctx.task.buffers()

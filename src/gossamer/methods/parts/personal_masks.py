@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import Client, Ctx, Exchange, Masks, Measures, Missing, Params
+from gossamer.core import Client, Ctx, Exchange, Masks, Missing, Params
 from gossamer.methods.parts import sparse_model
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.optim import Training
@@ -26,8 +26,6 @@ TRAINING = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
 """As SpaFL trains these methods on Fashion-MNIST."""
 ACCOUNTING = Accounting(uncharged="own")
 """Papers do not count the flag that tells a client to use its own mask."""
-BLOCK = 1024
-"""Examples that are evaluated together."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +37,15 @@ class Register:
     bits: Tensor
     """A row per client, eight weights to a byte."""
 
-    @classmethod
-    def empty(cls) -> Register:
-        """Nobody has a mask of its own."""
-        return cls(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.uint8))
-
     def find(self, layout: Layout, client: int) -> Masks | None:
         """The mask of a client, if it has one of its own."""
         row = int(torch.searchsorted(self.clients, client))
         if row == len(self.clients) or int(self.clients[row]) != client:
             return None
-        flags = np.unpackbits(self.bits[row].numpy())
-        masks, start = {}, 0
-        for name in layout.prunable:
-            shape = layout[name].shape
-            end = start + int(np.prod(shape))
-            masks[name] = torch.from_numpy(flags[start:end].astype(bool)).reshape(shape)
-            start = end
-        return masks
+        flags = np.unpackbits(self.bits[row].numpy()).astype(bool)
+        ends = np.cumsum([layout[name].count for name in layout.prunable])
+        parts = zip(layout.prunable, np.split(flags, ends), strict=False)  # the last is padding
+        return {name: torch.from_numpy(part).reshape(layout[name].shape) for name, part in parts}
 
     def updated(self, layout: Layout, changed: Mapping[int, Masks]) -> Register:
         """The register after some clients changed their masks."""
@@ -70,12 +59,20 @@ class Register:
         return Register(torch.tensor(known), torch.stack([rows[client] for client in known]))
 
 
+NO_MASKS = Register(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.uint8))
+
+
 @dataclass(frozen=True)
 class Server:
     params: Params
-    known: Register
+    known: Register = NO_MASKS
     mean_jaccard: float = 0.0
     """The mean Jaccard distance between the masks of two clients of the last round."""
+
+
+@dataclass(frozen=True)
+class Local:
+    masks: Masks
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def send(ctx: Ctx, state: Server, client: Client, initial: Masks, lost: bool = F
 
 
 def masks_of(ctx: Ctx, state: Server, client: Client, initial: Masks) -> Masks:
-    """The mask that the server knows of a client."""
+    """A client's mask, as the server knows it."""
     return state.known.find(ctx.task.layout, client.id) or initial
 
 
@@ -124,13 +121,10 @@ def read(
     changed: dict[int, Masks],
     shrinks: bool,
 ) -> Iterator[tuple[Params, Masks, float]]:
-    """The clients' tensors, the masks these lie on, and their weights in the mean.
+    """Each client's tensors, the mask these lie on, and their weight in the mean.
 
-    Args:
-        initial: the mask that a client begins with.
-        changed: the new masks are written here, by client id.
-        shrinks: masks may only lose weights, and values lie on the new mask; otherwise masks
-            keep the counts of their layers, and values lie on the old mask.
+    New masks are written to `changed`, by client id. A mask that `shrinks` may only lose weights,
+    and values lie on the new one; any other keeps its counts, and values lie on the old one.
     """
     for exchange in exchanges:
         client, down, up = exchange.client, exchange.down, exchange.up
@@ -162,11 +156,6 @@ def average_subnetworks(
     return Server({**state.params, **average.params}, known, average.mean_jaccard)
 
 
-def measures(state: Server) -> Measures:
-    """How much the clients' masks differ; the server's model has no mask."""
-    return Measures(metrics={"client_mismatch": state.mean_jaccard})
-
-
 # client -------------------------------------------------------------------------------------------
 
 
@@ -187,8 +176,8 @@ def accuracy(ctx: Ctx, params: Params) -> float:
     examples = ctx.own.valid if len(ctx.own.valid) else ctx.own.train
     own, correct = ctx.task.own(params), 0
     with torch.inference_mode():
-        for start in range(0, len(examples), BLOCK):
-            x, y = examples.x[start : start + BLOCK], examples.y[start : start + BLOCK]
+        for start in range(0, len(examples), 1024):
+            x, y = examples.x[start : start + 1024], examples.y[start : start + 1024]
             predicted = ctx.task.logits(own, x.to(ctx.task.device)).argmax(-1)
             correct += int((predicted.cpu() == y).sum())
     return correct / max(len(examples), 1)

@@ -89,12 +89,7 @@ Adaptive = ServerOptimiser
 def unrounded(found: Params, sent: Params, kept: Params) -> Params:
     """Replies as if the model had not been rounded on its way down.
 
-    A client starts from the rounded model. The rounding error is no change that the client made,
-    but Adam would take a whole step along it.
-
-    Args:
-        found: the tensors of the reply.
-        sent: the tensors as the client received them.
-        kept: the server's own tensors; replies to these are returned.
+    A client starts from the rounded tensors it was `sent`, the server from those it `kept`. Their
+    difference is no change that the client made, but Adam would take a whole step along it.
     """
     return {name: found[name] + (tensor - sent[name]) for name, tensor in kept.items()}
