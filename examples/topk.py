@@ -28,7 +28,7 @@ class Up:
 @dataclass(frozen=True)
 class TopK:
     clients: int = option(10, "clients per round", least=1)
-    share: float = option(0.1, "part of the changes that is sent", above=0, most=1)
+    share: float = option(0.1, "fraction of the changes that is sent", above=0, most=1)
     training: Training = Training()
 
     def init(self, ctx: Ctx) -> Server:

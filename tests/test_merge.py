@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer import Client, Params
-from gossamer.merge import mean, weight
+from gossamer.merge import fitting, mean, weight
+from gossamer.wire import WireError
 
 
 def scalars(*values: float) -> list[Params]:
@@ -59,3 +60,22 @@ def test_the_mean_does_not_depend_on_the_order_of_arrival(
     first = mean(parts)["w"]
     for order in itertools.permutations(parts):
         torch.testing.assert_close(mean(order)["w"], first, rtol=1e-6, atol=1e-12)
+
+
+def test_a_reply_that_fits_is_returned_as_it_is() -> None:
+    found = {"w": torch.ones(2, 3)}
+    assert fitting(found, {"w": torch.zeros(2, 3)}) is found
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "lacks or adds w"),
+        ({"w": torch.ones(2), "v": torch.ones(1)}, "lacks or adds v"),
+        ({"w": torch.ones(1)}, r"shape \(1,\), but torch.float32 of shape \(2,\) was sent"),
+        ({"w": torch.ones(2, dtype=torch.float64)}, "came back as torch.float64"),
+    ],
+)
+def test_a_reply_of_other_names_shapes_or_types_is_refused(found: Params, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        fitting(found, {"w": torch.zeros(2)})

@@ -1,4 +1,4 @@
-"""Ways of combining what clients sent, one at a time and in float64, in the order they come."""
+"""Weighted means of client replies: one reply at a time, in float64, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from gossamer.core import Client, Params
 from gossamer.wire.errors import WireError
 
 Weighting = Literal["samples", "uniform"]
+"""Clients are weighted by their training examples, or all alike."""
 
 
 def weight(client: Client, weighting: Weighting) -> float:
-    """What a client counts for in a mean."""
+    """The weight of a client's update in a mean: its training examples, or 1."""
     return float(client.examples) if weighting == "samples" else 1.0
 
 
 def mean(updates: Iterable[tuple[Params, float]]) -> Params:
-    """The weighted mean of parameters; empty when there are none to combine."""
+    """The weighted mean of parameters.
+
+    Args:
+        updates: parameters and their weights. They are read once; only the running sum is kept.
+
+    Returns:
+        Tensors of the same names, shapes and types; empty if there are no updates.
+    """
     total = 0.0
     sums: Params = {}
     kinds = {}
@@ -34,19 +42,28 @@ def mean(updates: Iterable[tuple[Params, float]]) -> Params:
 
 
 def fitting(found: Params, wanted: Params) -> Params:
-    """What a client sent, if it has the names, shapes and types of what it was sent.
+    """Checks a reply against what the client was sent.
 
-    Anything else is a `WireError`, which costs that client the round: torch would stretch a tensor
-    of one number over a whole layer and go on.
+    Without this check, torch would broadcast a tensor of one number over a whole layer.
+
+    Args:
+        found: the tensors of the reply.
+        wanted: tensors of the expected names, shapes and types; their values do not matter.
+
+    Returns:
+        `found`, unchanged.
+
+    Raises:
+        WireError: names, shapes or types differ. It costs this client the round, not the run.
     """
     if found.keys() != wanted.keys():
         odd = sorted(found.keys() ^ wanted.keys())
         raise WireError(f"a reply lacks or adds {', '.join(odd)}")
     for name, tensor in found.items():
-        there = wanted[name]
-        if tensor.shape != there.shape or tensor.dtype != there.dtype:
+        sent = wanted[name]
+        if tensor.shape != sent.shape or tensor.dtype != sent.dtype:
             raise WireError(
                 f"{name} came back as {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                f"but {there.dtype} of shape {tuple(there.shape)} was sent"
+                f"but {sent.dtype} of shape {tuple(sent.shape)} was sent"
             )
     return found

@@ -469,7 +469,11 @@ BAD: list[tuple[Any, str, str]] = [
     (ShowsNoise(), "global seeds do not matter", "measures of round 0 depends"),
     (CountsWhatItShows(), "calls can be repeated", "measures of round 0 .* called again"),
     (MeasuresInPlace(), "inputs stay unchanged", "measures of round 0 changes its argument"),
-    (WholeEpochsOnly(), "epochs may be fractional", "AssertionError: whole epochs only"),
+    (
+        WholeEpochsOnly(),
+        "epochs may be fractional",
+        r"AssertionError: whole epochs only \(in \w+, test_check.py line \d+\)",
+    ),
     (ThreadsCount(), "one worker equals two", "the final state of a run is another one"),
     (NotInTheState(), "resumed equals uninterrupted", "another one when it is resumed after"),
     (HidesOnSelf(), "resumed equals uninterrupted", "another one when it is resumed after"),

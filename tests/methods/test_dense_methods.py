@@ -31,6 +31,7 @@ from gossamer.engine.client import batches, train
 from gossamer.methods import fedavg, fedavgm, fedopt
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Local, Up
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.wire import dump
 from helpers import Toy, batch_of, client_ctx, linear, mlp, normed, same, server_ctx
 
@@ -71,10 +72,10 @@ def test_fedavg_weights_by_samples(ctx: Ctx) -> None:
 
 
 def test_fedavg_is_server_sgd_with_rate_one(ctx: Ctx) -> None:
-    method = FedOpt(server="sgd", server_lr=1.0, beta1=0.0)
+    method = FedOpt(adaptive=ServerOptimiser("sgd", server_lr=1.0, beta1=0.0))
     merged = method.merge(ctx, method.init(ctx), exchanges(CLIENTS))
     assert weights(merged) == pytest.approx([1.1, -0.9], abs=1e-15)
-    assert merged.second == {}
+    assert merged.moments.second == {}
 
 
 @pytest.mark.parametrize("name", ["fedopt", "fedadam-kingma"])
@@ -84,7 +85,7 @@ def test_adam_of_fedsparse_takes_the_published_steps(ctx: Ctx, name: str) -> Non
     assert weights(state) == pytest.approx([1.0009999999, -0.9990000001], abs=5e-11)
     state = method.merge(ctx, state, exchanges(CLIENTS, weights(state)))
     assert weights(state) == pytest.approx([1.0019997252, -0.9980002748], abs=5e-11)
-    assert state.steps == 2
+    assert state.moments.steps == 2
 
 
 def test_adam_of_reddi_takes_the_published_step(ctx: Ctx) -> None:
@@ -101,14 +102,16 @@ def test_what_was_rounded_on_the_way_down_is_no_change(ctx: Ctx) -> None:
     assert weights(still) == list(START)
     moved = [[there + 1e-5 for there in rounded]] * 3
     after = method.merge(ctx, state, exchanges(moved, rounded))
-    assert after.first["w"].tolist() == pytest.approx([1e-6, 1e-6])
+    assert after.moments.first["w"].tolist() == pytest.approx([1e-6, 1e-6])
 
 
-def pseudo_gradients(ctx: Ctx, method: Any, optimiser: Callable[..., Any], **options: Any) -> None:
+def pseudo_gradients(
+    ctx: Ctx, method: Any, optimiser: Callable[..., Any], rate: float, **options: Any
+) -> None:
     """Three rounds of the method against a torch optimiser fed with minus the mean change."""
     state = method.init(ctx)
     parameter = nn.Parameter(vector(START))
-    steps = optimiser([parameter], lr=method.server_lr, **options)
+    steps = optimiser([parameter], lr=rate, **options)
     for shift in (0.0, 0.3, -0.2):
         values = [[value + shift for value in client] for client in CLIENTS]
         mean = vector([sum(column) / 3 for column in zip(*values, strict=True)])
@@ -119,22 +122,24 @@ def pseudo_gradients(ctx: Ctx, method: Any, optimiser: Callable[..., Any], **opt
 
 
 def test_adam_is_that_of_torch(ctx: Ctx) -> None:
-    pseudo_gradients(ctx, FedOpt(), torch.optim.Adam, betas=(0.9, 0.999), eps=1e-8)
+    pseudo_gradients(ctx, FedOpt(), torch.optim.Adam, 1e-3, betas=(0.9, 0.999), eps=1e-8)
 
 
 def test_adagrad_is_that_of_torch(ctx: Ctx) -> None:
-    method = FedOpt(server="adagrad", server_lr=0.1, beta1=0.0, eps=1e-3, second_start=1e-6)
-    pseudo_gradients(ctx, method, torch.optim.Adagrad, eps=1e-3, initial_accumulator_value=1e-6)
+    adagrad = ServerOptimiser("adagrad", server_lr=0.1, beta1=0.0, eps=1e-3, second_start=1e-6)
+    method = FedOpt(adaptive=adagrad)
+    pseudo_gradients(
+        ctx, method, torch.optim.Adagrad, 0.1, eps=1e-3, initial_accumulator_value=1e-6
+    )
 
 
 def test_server_momentum_is_that_of_torch(ctx: Ctx) -> None:
-    pseudo_gradients(
-        ctx, FedOpt(server="sgd", server_lr=0.5, beta1=0.9), torch.optim.SGD, momentum=0.9
-    )
+    adaptive = FedOpt(adaptive=ServerOptimiser("sgd", server_lr=0.5, beta1=0.9))
+    pseudo_gradients(ctx, adaptive, torch.optim.SGD, 0.5, momentum=0.9)
     method = FedAvgM(server_lr=0.5, weighting="uniform")
-    pseudo_gradients(ctx, method, torch.optim.SGD, momentum=0.9)
+    pseudo_gradients(ctx, method, torch.optim.SGD, 0.5, momentum=0.9)
     method = FedAvgM(server_lr=0.5, weighting="uniform", nesterov=True)
-    pseudo_gradients(ctx, method, torch.optim.SGD, momentum=0.9, nesterov=True)
+    pseudo_gradients(ctx, method, torch.optim.SGD, 0.5, momentum=0.9, nesterov=True)
 
 
 def test_yogi_moves_its_second_moment_by_a_bounded_amount(ctx: Ctx) -> None:
@@ -143,24 +148,25 @@ def test_yogi_moves_its_second_moment_by_a_bounded_amount(ctx: Ctx) -> None:
     square = 0.1**2
     state = method.merge(ctx, state, exchanges(CLIENTS))
     second = 1e-6 + 0.01 * square  # it was smaller than the square, so it grows
-    assert state.second["w"].tolist() == pytest.approx([second, second], rel=1e-12)
+    assert state.moments.second["w"].tolist() == pytest.approx([second, second], rel=1e-12)
     moved = 0.01 * 0.1 * 0.1 / (second**0.5 + 1e-3)
     assert weights(state) == pytest.approx([1 + moved, -1 + moved], rel=1e-12)
     still = method.merge(ctx, state, exchanges([weights(state)] * 3, weights(state)))
-    assert still.second["w"].tolist() == pytest.approx([second, second])  # no change, no decay
-    large = fedopt.Server(state.params, state.first, {"w": vector([1.0, 1.0])}, 1)
+    assert still.moments.second["w"].tolist() == pytest.approx(
+        [second, second]
+    )  # no change, no decay
+    moments = Moments(state.moments.first, {"w": vector([1.0, 1.0])}, 1)
+    large = fedopt.Server(state.params, moments)
     values = [[value + 0.1 for value in weights(state)]] * 3
     shrunk = method.merge(ctx, large, exchanges(values, weights(state)))
-    assert shrunk.second["w"].tolist() == pytest.approx([1 - 0.01 * square] * 2)
+    assert shrunk.moments.second["w"].tolist() == pytest.approx([1 - 0.01 * square] * 2)
 
 
 def test_the_two_parameterisations_of_adam_are_presets() -> None:
     kingma, reddi = METHODS["fedadam-kingma"], METHODS["fedadam-reddi"]
     assert isinstance(kingma, FedOpt) and isinstance(reddi, FedOpt)
-    assert (kingma.server_lr, kingma.beta1, kingma.beta2, kingma.eps) == (1e-3, 0.9, 0.999, 1e-8)
-    assert kingma.bias_correction and kingma.second_start == 0
-    assert (reddi.beta1, reddi.beta2, reddi.eps) == (0.9, 0.99, 1e-3)
-    assert not reddi.bias_correction and reddi.second_start == reddi.eps**2
+    assert kingma.adaptive == ServerOptimiser("adam", 1e-3, 0.9, 0.999, 1e-8, True, 0.0)
+    assert reddi.adaptive == ServerOptimiser("adam", 0.01, 0.9, 0.99, 1e-3, False, 1e-3**2)
 
 
 def test_fedavgm_accumulates_its_velocity(ctx: Ctx) -> None:
@@ -366,7 +372,8 @@ def test_a_model_without_statistics_keeps_nothing() -> None:
 def test_statistics_are_no_part_of_the_servers_optimiser() -> None:
     task = normed()
     state = FedOpt().init(server_ctx(task))
-    assert set(state.first) == set(state.second) == set(task.layout.parameters)
+    moments = state.moments
+    assert set(moments.first) == set(moments.second) == set(task.layout.parameters)
 
 
 def test_training_changes_neither_what_came_down_nor_what_was_kept() -> None:

@@ -30,6 +30,7 @@ from gossamer.engine.client import batches, train
 from gossamer.methods import gated
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.gated import Start, Work
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.hard_concrete import Objective
 from helpers import batch_of, client_ctx, server_ctx
@@ -390,7 +391,8 @@ def test_with_open_gates_it_is_fedopt_step_for_step(server: Any) -> None:
         optimizer=server,
         eps=1e-4,
     )
-    dense = FedOpt(clients=4, training=Training(batch=8), server=server, eps=1e-4)
+    adaptive = ServerOptimiser(server, eps=1e-4)
+    dense = FedOpt(clients=4, training=Training(batch=8), adaptive=adaptive)
     states: list[Any] = [each.init(server_ctx(task, round=0)) for each in (sparse, dense)]
     below = {name: part - 1.0 for name, part in states[0].thresholds.items()}
     states[0] = replace(states[0], thresholds=below)

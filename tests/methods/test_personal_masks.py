@@ -17,14 +17,16 @@ from gossamer import METHODS, Client, Exchange, Masks, Task, sparsity
 from gossamer.accounting import paper_bits
 from gossamer.core import Data, Examples
 from gossamer.methods import FedSpa, LotteryFL, SubFedAvg, subfedavg
-from gossamer.methods.parts import personal_masks
-from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
-from gossamer.methods.sparse import total
+from gossamer.methods.as_published.personal import FedSpaVariants, LotteryFLVariants, deciding_on
+from gossamer.methods.parts import personal_masks, sparse_model
+from gossamer.methods.parts.personal_masks import NO_MASKS, Down, Local, Server, Up
+from gossamer.methods.parts.sparse_model import SparseModel, total
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, WireError
 from helpers import client_ctx, linear, server_ctx
 
 THREE = ["subfedavg", "lotteryfl", "fedspa"]
+VARIANTS = [f"{name}-variants" for name in THREE]
 
 
 def bits(*values: int) -> torch.Tensor:
@@ -37,7 +39,7 @@ def line(inputs: int, outputs: int = 1) -> Task:
 
 def eager(name: str, **changes: Any) -> Any:
     """A method whose clients prune whatever comes of it."""
-    return toy(name, accurate=0.0, **changes) if name != "fedspa" else toy(name, **changes)
+    return toy(name, **changes) if "fedspa" in name else toy(name, accurate=0.0, **changes)
 
 
 # what the server knows ----------------------------------------------------------------------------
@@ -53,30 +55,26 @@ def test_the_register_tells_every_mask_back(known: dict[int, int]) -> None:
         flags = [bool(number >> place & 1) for place in range(15)]
         return {"weight": torch.tensor(flags).reshape(shape)}
 
-    register = Register.empty()
+    register = NO_MASKS
     for client, number in known.items():
-        register = register.noted(layout, {client: masks(number)})
+        register = register.updated(layout, {client: masks(number)})
     for client in range(42):
         found = register.find(layout, client)
         assert (found is None) == (client not in known)
         assert found is None or equal(found, masks(known[client]))
-    assert register.noted(layout, {}) is register
+    assert register.updated(layout, {}) is register
 
 
 def merged(method: Any, server: list[float], *models: tuple[list[float], list[int], float]) -> Any:
     """What a server makes of weights, masks and biases of clients."""
     task = line(3)
-    state = Server({"weight": torch.tensor([server]), "bias": torch.zeros(1)}, Register.empty())
+    state = Server({"weight": torch.tensor([server]), "bias": torch.zeros(1)})
     exchanges = []
     for id, (values, mask, bias) in enumerate(models):
         masks = {"weight": bits(*mask)[None]}
         kept = torch.tensor(values)[masks["weight"][0]]
-        up = Up(
-            Packed({"weight": kept}, {"weight": (1, 3)}),
-            {"bias": torch.tensor([bias])},
-            {},
-            Revision(masks),
-        )
+        values = Packed({"weight": kept}, {"weight": (1, 3)})
+        up = Up(SparseModel(values, {"bias": torch.tensor([bias])}, {}), Revision(masks))
         down = method.down(server_ctx(task), state, Client(id, 10))
         exchanges.append(Exchange(Client(id, 10), down, up))
     return method.merge(server_ctx(task), state, exchanges)
@@ -94,17 +92,13 @@ def test_a_weight_is_the_mean_over_clients_that_have_it(name: str) -> None:
 def test_what_a_client_does_not_have_counts_as_unchanged_in_fedspa() -> None:
     task, method = line(3), FedSpa(density=2 / 3)
     ctx = server_ctx(task)
-    first = method.first(ctx)
+    first = method.initial(ctx)
     held = [place for place in range(3) if first["weight"][0, place]]
-    state = Server({"weight": torch.full((1, 3), 9.0), "bias": torch.zeros(1)}, Register.empty())
+    state = Server({"weight": torch.full((1, 3), 9.0), "bias": torch.zeros(1)})
     free = next(place for place in range(3) if place not in held)
     moved = {"weight": bits(*(place in (held[0], free) for place in range(3)))[None]}
-    up = Up(
-        Packed({"weight": torch.tensor([1.0, 2])}, {"weight": (1, 3)}),
-        {"bias": torch.ones(1)},
-        {},
-        Revision(moved),
-    )
+    values = Packed({"weight": torch.tensor([1.0, 2])}, {"weight": (1, 3)})
+    up = Up(SparseModel(values, {"bias": torch.ones(1)}, {}), Revision(moved))
     down = method.down(ctx, state, Client(0, 10))
     once = method.merge(ctx, state, [Exchange(Client(0, 10), down, up)])
     assert once.params["weight"][0, held].tolist() == [10, 11]
@@ -124,7 +118,8 @@ def test_what_a_client_does_not_have_counts_as_unchanged_in_fedspa() -> None:
     for place, change in zip(held, (1.0, 2.0), strict=True):
         expected[place] += change / 2
     assert later.tolist() == expected.tolist()
-    counted = replace(method, averaging="wfa").merge(ctx, once, both).params["weight"][0]
+    variant = FedSpaVariants(method, averaging="wfa")
+    counted = variant.merge(ctx, once, both).params["weight"][0]
     assert counted[free] == once.params["weight"][0, free] + (2.0 if order[1] == free else 1.0)
 
 
@@ -134,12 +129,12 @@ def test_a_mask_that_grew_is_refused(name: str) -> None:
     ctx = server_ctx(task)
     small = {"weight": bits(1, 0, 0)[None]}
     params = {"weight": torch.ones(1, 3), "bias": torch.zeros(1)}
-    state = Server(params, Register.empty().noted(task.layout, {0: small}))
+    state = Server(params, NO_MASKS.updated(task.layout, {0: small}))
     down = method.down(ctx, state, Client(0, 10))
-    assert down.own and down.values.values["weight"].numel() == 1
+    assert down.own and down.model.values.values["weight"].numel() == 1
     large = {"weight": bits(1, 1, 0)[None]}
     values = Packed({"weight": torch.ones(2)}, {"weight": (1, 3)})
-    up = Up(values, {"bias": torch.zeros(1)}, {}, Revision(large))
+    up = Up(SparseModel(values, {"bias": torch.zeros(1)}, {}), Revision(large))
     with pytest.raises(WireError, match="1 weights that the client did not have"):
         method.merge(ctx, state, [Exchange(Client(0, 10), down, up)])
 
@@ -150,13 +145,29 @@ def test_a_mask_of_another_size_is_refused_by_fedspa() -> None:
     method, client = found.method, Client(0, 17)
     ctx = found.server(1)
     down = method.down(ctx, state, client)
-    more = {name: torch.ones_like(mask) for name, mask in method.first(ctx).items()}
+    more = {name: torch.ones_like(mask) for name, mask in method.initial(ctx).items()}
     up = replace(method.replies(ctx, down)[0], mask=Revision(more))
-    with pytest.raises(WireError, match="in place of"):
+    with pytest.raises(WireError, match="another number of weights in a layer"):
         method.merge(ctx, state, [Exchange(client, down, up)])
 
 
 # rounds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_variants_with_their_defaults_give_the_bits_of_the_method(name: str) -> None:
+    pure, variants = (heard(eager(each), 4, norm=True) for each in (name, f"{name}-variants"))
+    assert variants.summary.state_hash == pure.summary.state_hash
+    assert variants.summary.cost == pure.summary.cost
+    assert not variants.failed
+
+
+@pytest.mark.parametrize("name", ["subfedavg", "lotteryfl"])
+def test_variants_may_decide_on_test_data(name: str) -> None:
+    method = toy(f"{name}-variants", accurate=0.4, validate_on="test")
+    pure = toy(name, accurate=0.4)
+    ours, theirs = ([round.merged for round in played(each, 3)] for each in (method, pure))
+    assert not all(equal(a.params, b.params) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -172,16 +183,16 @@ def test_a_client_is_sent_what_its_mask_keeps_and_no_mask(name: str, norm: bool)
             assert down.own == (id in told) and down.mask is None
             if id in masks:
                 kept = {n: int(m.sum()) for n, m in masks[id].items()}
-                assert {n: v.numel() for n, v in down.values.values.items()} == kept
+                assert {n: v.numel() for n, v in down.model.values.values.items()} == kept
             masks[id] = result.local.masks
             up = exchange.up
             told |= {id} if up.mask else set()
             sent = up.mask.masks if up.mask and name != "fedspa" else result.masks
-            assert {n: v.numel() for n, v in up.values.values.items()} == sparsity.count(sent)
+            assert {n: v.numel() for n, v in up.model.values.values.items()} == sparsity.count(sent)
     assert len(told) > 4
 
 
-@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize("name", [*THREE, *VARIANTS])
 def test_a_client_that_lost_its_mask_is_sent_it(name: str) -> None:
     method = eager(name)
     found = bench(method, 3)
@@ -263,7 +274,7 @@ def test_the_last_steps_of_subfedavg_are_small_and_end_at_the_target() -> None:
     ctx = client_ctx(task, Examples(torch.ones(2, 100_000), torch.zeros(2).long()))
     other = {"weight": torch.zeros_like(masks["weight"])}
     for _ in range(6):
-        masks = method._pruned(ctx, {"weight": weights}, masks, other)
+        masks = method.next_masks(ctx, {"weight": weights}, masks, other)
         seen.append(round(100 * subfedavg.pruned(task.layout, masks), 3))
     assert seen == [39.2, 42.24, 45.128, 47.872, 50.0, 50.0]
 
@@ -272,16 +283,16 @@ def test_the_last_steps_of_subfedavg_are_small_and_end_at_the_target() -> None:
 def test_subfedavg_prunes_what_stays_accurate(right: bool) -> None:
     task, params, masks = hundred(0)
     other = {"weight": ~masks["weight"]}
-    found = SubFedAvg()._pruned(judged(task, right=right), params, masks, other)
+    found = SubFedAvg().next_masks(judged(task, right=right), params, masks, other)
     assert total(found) == (160 if right else 200)
     assert (found is masks) == (not right)
-    assert total(SubFedAvg(accurate=1.0)._pruned(judged(task), params, masks, other)) == 200
+    assert total(SubFedAvg(accurate=1.0).next_masks(judged(task), params, masks, other)) == 200
 
 
 def test_subfedavg_waits_until_candidates_differ_and_stops_when_they_agree() -> None:
     task, params, masks = hundred(0)
     same = sparsity.above_percentile(params, masks, 0.2)
-    assert SubFedAvg()._pruned(judged(task), params, masks, same) is masks
+    assert SubFedAvg().next_masks(judged(task), params, masks, same) is masks
     assert subfedavg.mean_difference(same, same) == 0
     one = {"weight": same["weight"].clone()}
     one["weight"][1, 99] = False
@@ -306,11 +317,10 @@ def test_personal_models_of_subfedavg_are_as_clients_left_them() -> None:
     result, exchange = last.results[0], last.exchanges[0]
     model = method.model(found.server(2), last.merged, result.local)
     assert zero_outside(model, result.local.masks)
-    sent = {**exchange.up.dense, **exchange.up.buffers}
+    sent = {**exchange.up.model.dense, **exchange.up.model.buffers}
     assert all(torch.equal(model[name], tensor) for name, tensor in sent.items())
-    masked = replace(method, personal_model="masked").model(
-        found.server(2), last.merged, result.local
-    )
+    variant = eager("subfedavg-variants", personal_model="masked")
+    masked = variant.model(found.server(2), last.merged, result.local)
     assert equal(masked, sparsity.masked(last.merged.params, result.local.masks))
 
 
@@ -326,10 +336,12 @@ def test_densities_of_tickets(overshoot: bool, densities: list[float]) -> None:
     task = Task.of(nn.Linear(size, 2, bias=False), torch.zeros(2, size))
     weights = {"weight": torch.arange(1.0, 2 * size + 1).reshape(2, size)}
     ctx = client_ctx(task, Examples(torch.ones(2, size), torch.ones(2).long()))
-    method, seen = LotteryFL(overshoot=overshoot), []
+    method = LotteryFLVariants(overshoot=True) if overshoot else LotteryFL()
     masks: Masks = {"weight": torch.ones(2, size) > 0}
+    seen = []
     for _ in densities:
-        masks = method._pruned(ctx, sparsity.masked(weights, masks), masks)
+        down = Down(sparse_model.send(ctx, weights, masks), True, None)
+        masks = method.begin(ctx, down, Local(masks)).work.masks
         seen.append(total(masks) / (2 * size))
     assert seen == pytest.approx(densities, abs=1e-4)
 
@@ -341,7 +353,7 @@ def test_a_client_that_prunes_rewinds_to_the_first_weights() -> None:
     trained = {name: tensor + 1 for name, tensor in state.params.items()}
     down = method.down(found.server(1), replace(state, params=trained), client)
     work = method.begin(found.client(1, client), down, None).work
-    assert inside(work.masks, work.base) and total(work.masks) < total(work.base)
+    assert inside(work.masks, work.start) and total(work.masks) < total(work.start)
     layout = found.task.layout
     start = sparsity.masked(state.params, work.masks)
     assert all(torch.equal(work.params[name], start[name]) for name in layout.parameters)
@@ -379,7 +391,7 @@ def test_half_of_a_mask_moves_to_where_gradients_are_largest() -> None:
 
 def test_masks_of_fedspa_move_less_and_less_and_keep_their_size() -> None:
     rounds = played(toy("fedspa", density=0.5), 6)
-    size = sparsity.count(toy("fedspa", density=0.5).first(bench(toy("fedspa")).server(1)))
+    size = sparsity.count(toy("fedspa", density=0.5).initial(bench(toy("fedspa")).server(1)))
     for round in rounds:
         assert all(sparsity.count(result.local.masks) == size for result in round.results)
         assert all(sparsity.count(result.masks) == size for result in round.results)
@@ -395,11 +407,11 @@ def test_what_is_sent_is_the_change_on_the_mask_that_was_trained() -> None:
     ctx = found.client(1, client)
     job = method.begin(ctx, down, None)
     up = method.finish(ctx, job.work).up
-    assert all(not values.any() for values in up.values.values.values())
-    assert all(not tensor.any() for tensor in up.dense.values())
+    assert all(not values.any() for values in up.model.values.values.values())
+    assert all(not tensor.any() for tensor in up.model.dense.values())
     (round,) = played(method, 1)
     for name, tensor in round.merged.params.items():
-        first = method.first(found.server(1)).get(name)
+        first = method.initial(found.server(1)).get(name)
         if first is not None:
             assert torch.equal(tensor[~first], state.params[name][~first])
             assert not torch.equal(tensor, state.params[name])
@@ -407,7 +419,7 @@ def test_what_is_sent_is_the_change_on_the_mask_that_was_trained() -> None:
 
 @pytest.mark.parametrize("search", [True, False])
 def test_everybody_may_begin_with_another_mask_which_is_told(search: bool) -> None:
-    method = toy("fedspa", own_start=True, search=search)
+    method = toy("fedspa-variants", own_start=True, search=search)
     found = bench(method, 3)
     seen: dict[int, Masks] = {}
     for round in found.history():
@@ -415,7 +427,7 @@ def test_everybody_may_begin_with_another_mask_which_is_told(search: bool) -> No
             id, down = exchange.client.id, exchange.down
             assert (down.mask is None) == (id in seen)
             if id not in seen:
-                assert equal(result.masks, method.first(found.server(1), id))
+                assert equal(result.masks, method.pure.initial(found.server(1), id))
             seen[id] = result.local.masks
             assert (exchange.up.mask is None) == (not search)
     first, second = list(seen.values())[:2]
@@ -427,8 +439,8 @@ def test_a_common_mask_that_stays_is_that_of_the_tested_model() -> None:
     *_, last = played(method, 3)
     ctx = bench(method).server(3)
     model = method.model(ctx, last.merged, None)
-    assert zero_outside(model, method.first(ctx))
-    assert equal(model, sparsity.masked(last.merged.params, method.first(ctx)))
+    assert zero_outside(model, method.initial(ctx))
+    assert equal(model, sparsity.masked(last.merged.params, method.initial(ctx)))
     assert all(exchange.up.mask is None for exchange in last.exchanges)
     assert torch.equal(
         toy("fedspa").model(ctx, last.merged, None)["2.weight"], last.merged.params["2.weight"]
@@ -446,10 +458,10 @@ def test_papers_count_values_and_a_bit_for_each_weight_of_a_new_mask(name: str) 
     rest = layout.total("count", layout.dense)
     for exchange, result in zip(round.exchanges, round.results, strict=True):
         down: Down = exchange.down
-        kept = sum(values.numel() for values in down.values.values.values())
+        kept = sum(values.numel() for values in down.model.values.values.values())
         assert paper_bits(down, method.accounting) == 32 * (kept + rest)
         up: Up = exchange.up
-        kept = sum(values.numel() for values in up.values.values.values())
+        kept = sum(values.numel() for values in up.model.values.values.values())
         told = 324 if up.mask else 0
         assert paper_bits(up, method.accounting) == 32 * (kept + rest) + told
         assert result.local is not None
@@ -462,6 +474,8 @@ def test_a_client_without_validation_data_decides_by_training_data() -> None:
     bad = Examples(good.x, 1 - good.y)
     params = {"weight": torch.eye(2), "bias": torch.zeros(2)}
     ctx = client_ctx(task, good)
-    assert personal_masks.accuracy(ctx, params, "valid") == 1
-    assert personal_masks.accuracy(replace(ctx, data=Data(good, bad, none)), params, "valid") == 0
-    assert personal_masks.accuracy(replace(ctx, data=Data(bad, none, good)), params, "test") == 1
+    assert personal_masks.accuracy(ctx, params) == 1
+    assert personal_masks.accuracy(replace(ctx, data=Data(good, bad, none)), params) == 0
+    tested = replace(ctx, data=Data(bad, none, good))
+    assert personal_masks.accuracy(deciding_on(tested, "test"), params) == 1
+    assert personal_masks.accuracy(deciding_on(tested, "train"), params) == 0

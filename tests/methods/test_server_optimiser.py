@@ -10,7 +10,7 @@ import torch
 
 from gossamer import Client, FedOpt, Key, Training
 from gossamer.engine.client import train
-from gossamer.methods.parts.server_optimiser import Adaptive, Optimizer
+from gossamer.methods.parts.server_optimiser import Optimizer, ServerOptimiser
 from helpers import Toy, client_ctx, normed, same, server_ctx
 
 CHANGES = ((0.3, -0.2), (0.1, 0.4), (-0.5, 0.0))
@@ -31,7 +31,7 @@ def pair(values: Any) -> dict[str, torch.Tensor]:
 )
 def test_steps_are_those_of_torch(kind: Optimizer, theirs: Any) -> None:
     beta1 = 0.0 if kind == "adagrad" else 0.9
-    ours = Adaptive(kind, server_lr=0.1, beta1=beta1)
+    ours = ServerOptimiser(kind, server_lr=0.1, beta1=beta1)
     params = pair(START)
     moments = ours.start(params)
     parameter = torch.nn.Parameter(params["w"].clone())
@@ -45,7 +45,7 @@ def test_steps_are_those_of_torch(kind: Optimizer, theirs: Any) -> None:
 
 
 def test_a_step_moves_only_what_has_a_change_and_changes_nothing_in_place() -> None:
-    rule, params = Adaptive(), {**pair(START), "other": torch.ones(3)}
+    rule, params = ServerOptimiser(), {**pair(START), "other": torch.ones(3)}
     moments = rule.start(pair(START))
     stepped, after = rule.step(params, pair(CHANGES[0]), moments)
     assert set(stepped) == {"w"} and params["w"].tolist() == list(START)

@@ -15,6 +15,8 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -79,11 +81,24 @@ def _attempt(promise: Promise, bench: Bench) -> Callable[[], None]:
             try:
                 promise(bench)
             except Exception as error:
+                if place := _place(error, bench.method):
+                    error.add_note(place)
                 if bench.task.layout.batch_norm:
                     error.add_note("with batch normalisation and dropout")
                 raise
 
     return attempt
+
+
+def _place(error: Exception, method: AnyMethod) -> str:
+    """The line of the method's own file on which an error was raised, if it was there."""
+    names = ("init", "cohort", "down", "merge", "begin", "step", "finish", "model")
+    codes = (getattr(getattr(type(method), name), "__code__", None) for name in names)
+    files = {code.co_filename for code in codes if code}
+    own = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
+    if isinstance(error, Broken) or not own:
+        return ""
+    return f"in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno}"
 
 
 def _finding(name: str, *attempts: Callable[[], None]) -> Finding:

@@ -1,4 +1,4 @@
-"""FedAvg: clients train the server's model on their own data; the server averages what they send.
+"""FedAvg: clients train the server's model on their own data; the server averages the results.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
 from decentralized data. AISTATS 2017. https://arxiv.org/abs/1602.05629
@@ -26,8 +26,8 @@ class Server:
 class FedAvg:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    weighting: Weighting = option("samples", "what a client counts for in the mean")
-    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+    weighting: Weighting = option("samples", "how client updates are weighted")
+    buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))

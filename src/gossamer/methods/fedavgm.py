@@ -1,4 +1,4 @@
-"""FedAvgM: FedAvg with momentum at the server, which steadies training on skewed clients.
+"""FedAvgM: FedAvg with momentum at the server, which stabilises training on non-IID clients.
 
 Hsu, Qi, Brown: Measuring the effects of non-identical data distribution for federated visual
 classification. 2019. https://arxiv.org/abs/1909.06335
@@ -29,11 +29,11 @@ class Server:
 class FedAvgM:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    server_momentum: float = option(0.9, "momentum of the server's update", least=0, below=1)
+    server_momentum: float = option(0.9, "momentum of the server's step", least=0, below=1)
     server_lr: float = option(1.0, "learning rate of the server", above=0)
-    nesterov: bool = option(False, "look ahead along the momentum")
-    weighting: merge.Weighting = option("samples", "what a client counts for in the mean")
-    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+    nesterov: bool = option(False, "use Nesterov momentum")
+    weighting: merge.Weighting = option("samples", "how client updates are weighted")
+    buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
@@ -49,15 +49,13 @@ class FedAvgM:
         mean = dense_model.average(exchanges, self.weighting)
         if not mean:
             return state
-        params = {**state.params, **mean}
-        velocity = {}
+        params, velocity = {**state.params, **mean}, {}
         for name, old in state.velocity.items():
-            drift = state.params[name] - mean[name]
-            velocity[name] = self.server_momentum * old + drift
-            ahead = drift + self.server_momentum * velocity[name]
-            params[name] = state.params[name] - self.server_lr * (
-                ahead if self.nesterov else velocity[name]
-            )
+            change = state.params[name] - mean[name]
+            velocity[name] = self.server_momentum * old + change  # v <- beta v + dw
+            ahead = change + self.server_momentum * velocity[name]
+            step = ahead if self.nesterov else velocity[name]
+            params[name] = state.params[name] - self.server_lr * step  # w <- w - v
         return Server(params, velocity)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:

@@ -3,8 +3,8 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks.
 MLSys 2020. https://arxiv.org/abs/1812.06127
 
-Differs from other authors' code: the term has a gradient. Two published implementations build it
-from detached tensors, which makes their FedProx a FedAvg.
+Differs from others' code: the proximal term has a gradient. Two published implementations compute
+it from detached tensors, so that their FedProx is FedAvg.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gossamer.optim import Training
 class FedProx:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    mu: float = option(0.01, "strength of the pull: mu / 2 times the squared distance", least=0)
-    weighting: Weighting = option("samples", "what a client counts for in the mean")
-    buffers: Buffers = option("average", "running statistics: averaged, or kept by each client")
+    mu: float = option(0.01, "weight of the proximal term, mu / 2 * |w - w_server|^2", least=0)
+    weighting: Weighting = option("samples", "how client updates are weighted")
+    buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))
@@ -45,7 +45,7 @@ class FedProx:
         return dense_model.begin(ctx, self.training, down.params, local, anchored=True)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense_model.step(ctx, self.training, work, batch, prox=self.mu)
+        return dense_model.step(ctx, self.training, work, batch, prox=self.mu)  # eq. 2
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         return dense_model.finish(ctx, work, self.buffers)

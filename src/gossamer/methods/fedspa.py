@@ -1,20 +1,18 @@
-"""FedSpa: personal masks of one size over a dense model at the server, searched for as it trains.
+"""FedSpa: every client searches for a sparse mask of its own over one dense model at the server.
 
 Huang, Liu, Shen, He, Lin, Tao: Achieving personalized federated learning with sparse local models.
 2022. https://arxiv.org/abs/2201.11380
 
-Every client trains its part of the server's model, drops its smallest weights and grows where the
-gradient of a batch is largest, and sends its changes and its next mask. The server adds the mean of
-all changes, where a client without a weight counts as one that did not change it.
+A client trains the weights on its mask and sends their change. Then it drops its smallest weights,
+regrows as many where the gradient of one batch is largest, and sends this mask too. The server adds
+the mean change, in which a client without a weight counts as zero. Without the search, masks stay.
 
-The paper's code was not published: details are those of its authors' DisPFL. All begin with one
-mask; `own_start` gives everybody another. Without a search masks stay (`static`), which is what
-FLASH compares with.
+The code was not published. Where the paper is silent, this follows its authors' DisPFL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -22,167 +20,131 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import sparse
-from gossamer.methods.parts import personal_masks
-from gossamer.methods.parts.personal_masks import Down, Register, Server, Up
-from gossamer.methods.subfedavg import TRAINING
+from gossamer.methods.parts import masked_training, personal_masks, sparse_model
+from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
-from gossamer.sparsity import Allocation, Averaging
-from gossamer.wire import Revision, pack
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
+from gossamer.sparsity import Allocation, Average
+from gossamer.wire import Revision
 
 
 @dataclass
 class Work:
-    """A masked model in training."""
-
-    model: sparse.Work
-    start: Params
+    model: masked_training.Work
+    received: Params
     next: Masks
 
 
 @dataclass(frozen=True)
 class FedSpa:
     clients: int = option(10, "clients per round", least=1)
-    training: Training = TRAINING
-    density: float = option(0.5, "part of the prunable weights that is kept", above=0, most=1)
-    allocation: Allocation = option("erk", "how densities of layers are found")
-    fc_density: float = option(
-        1.0, "density of the last fully connected layer under erk-plus", least=0, most=1
-    )
-    search: bool = option(True, "clients move their masks; otherwise these stay as drawn")
-    search_rate: float = option(
-        0.5, "part of a layer that moves, in the first round", least=0, most=1
-    )
-    own_start: bool = option(False, "every client begins with a mask of its own")
-    averaging: Averaging = option("fedavg", "changes over all clients, or over those with a weight")
-    weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
+    training: Training = personal_masks.TRAINING
+    density: float = option(0.5, "share of the prunable weights that is kept", above=0, most=1)
+    allocation: Allocation = option("erk", "how the density is divided among layers")
+    fc_density: float = option(1.0, "density of the last layer under erk-plus", least=0, most=1)
+    search: bool = option(True, "clients search for masks; otherwise one random mask stays")
+    search_rate: float = option(0.5, "share of a layer regrown at first", least=0, most=1)
+    weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        personal_masks.everything(ctx.task.layout)
-        return Server(ctx.task.init(ctx.common.fold("init")), Register.empty())
+        sparse_model.prunable(ctx)
+        return Server(ctx.task.init(ctx.common.fold("init")))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        first = self.first(ctx, client.id)
-        return personal_masks.message(ctx, state, client, first, told=self.own_start)
+        return personal_masks.send(ctx, state, client, self.initial(ctx))
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return personal_masks.message(ctx, state, client, self.first(ctx, client.id), lost=True)
+        return personal_masks.send(ctx, state, client, self.initial(ctx), lost=True)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         changed: dict[int, Masks] = {}
-        average = sparsity.masked_mean(
-            self._changes(ctx, state, exchanges, changed), self.averaging
+        initial = self.initial(ctx)
+        changes = personal_masks.read(
+            ctx, state, exchanges, lambda _: initial, self.weighting, changed, shrinks=False
         )
-        if not average.params:
-            return state
-        moved = {name: average.params[name] for name in ctx.task.layout.parameters}
-        params = {**state.params, **average.params}
-        params |= {name: state.params[name] + change for name, change in moved.items()}
-        return Server(params, state.known.noted(ctx.task.layout, changed), average.mean_jaccard)
+        return add_mean_change(ctx, state, sparsity.masked_mean(changes, "fedavg"), changed)
 
     def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
-        """The mask of which a client tells changes."""
-        return state.known.find(ctx.task.layout, client.id) or self.first(ctx, client.id)
+        """The mask relative to which a client's new mask is encoded."""
+        return personal_masks.masks_of(ctx, state, client, self.initial(ctx))
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """What the answer to a message looks like: with a mask, if clients move it."""
-        return personal_masks.replies(ctx, down)[int(self.search) :][:1]
+        """Example replies, from which the reply schema is derived."""
+        without, with_mask = personal_masks.replies(ctx, down)
+        return [with_mask if self.search else without]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        first = {} if self.own_start else self.first(ctx)
-        params, masks = personal_masks.received(ctx, down, local.masks if local else None, first)
-        work = sparse.begin(ctx, params, masks, self.training.rate(ctx), moves=self.search)
-        return Job(Work(work, params, masks), self.training.epochs, self.training.batch)
+        held = local.masks if local else None
+        params, masks = personal_masks.receive(ctx, down, held, self.initial(ctx))
+        model = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
+        return Job(Work(model, params, masks), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        sparse.descend(ctx, self.training, work.model, batch)
+        masked_training.step(ctx, self.training, work.model, batch)
         if self.search and batch.step + 1 == batch.steps:
-            work.next = self._searched(ctx, work.model, batch)
+            work.next = self.searched(ctx, work.model, batch)
         return work
 
+    def searched(self, ctx: Ctx, model: masked_training.Work, batch: Batch) -> Masks:
+        """Drops the smallest weights of each layer, then grows as many by the dense gradient."""
+        rate = sparsity.as_fraction(self.rate(ctx.round - 1, ctx.rounds))
+        counts = sparsity.count(model.masks)
+        after_drop = {name: kept - ceil(rate * kept) for name, kept in counts.items()}
+        weights = {name: model.params[name] for name in model.masks}
+        gradient = masked_training.dense_gradient(ctx, model, batch)
+        return sparsity.readjust(weights, model.masks, after_drop, counts, gradient).masks
+
+    def rate(self, passed: int, rounds: int) -> float:
+        """The share of a layer that is regrown after `passed` rounds: it falls by a cosine."""
+        return sparsity.decayed(self.search_rate, "cosine", passed, rounds)
+
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        model = work.model
-        change = {
-            name: model.params[name] - work.start[name] for name in ctx.task.layout.parameters
-        }
-        up = Up(
-            pack({name: change[name] for name in model.masks}, model.masks),
-            {name: change[name] for name in ctx.task.layout.dense},
-            sparse.buffers(ctx, model.params, "running"),
-            Revision(work.next, model.masks) if self.search else None,
-        )
-        metrics = {"loss": model.loss.item() / max(model.examples, 1)}
+        params, masks = work.model.params, work.model.masks
+        change = {name: params[name] - work.received[name] for name in ctx.task.layout.parameters}
+        revision = Revision(work.next, masks) if self.search else None
+        up = Up(sparse_model.send(ctx, {**params, **change}, masks), revision)
+        metrics = masked_training.metrics(work.model)
         if self.search:
-            metrics["moved"] = sparsity.mismatch(model.masks, work.next)
-        return Result(up, Local(work.next), model.masks, metrics=metrics)
+            metrics["moved"] = sparsity.mismatch(masks, work.next)
+        return Result(up, Local(work.next), masks, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        if local:
-            return sparsity.masked(state.params, local.masks)
-        common = not self.search and not self.own_start
-        return sparsity.masked(state.params, self.first(ctx)) if common else state.params
-
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """How far clients' masks were from one another; the server's model has none."""
-        return Measures(metrics={"client_mismatch": state.mean_jaccard})
-
-    # parts ----------------------------------------------------------------------------------------
-
-    def first(self, ctx: Ctx, client: int = 0) -> Masks:
-        """The mask that a client begins with."""
+    def initial(self, ctx: Ctx, number: int = 0) -> Masks:
+        """The random mask that clients begin with; other numbers give other masks."""
         layout = ctx.task.layout
         shares = sparsity.allocate(layout, self.density, self.allocation, self.fc_density)
-        key = ctx.common.fold("masks", client if self.own_start else 0)
+        key = ctx.common.fold("masks", number)
         return sparsity.random_masks(key, layout, sparsity.apportion(layout, shares))
 
-    def rate(self, number: int, total: int) -> float:
-        """The part of a layer that moves in a round; `number` counts from 0."""
-        return sparsity.decayed(self.search_rate, "cosine", number, total)
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        """The server's model under the client's mask, or under the one mask that all share."""
+        if local:
+            return sparsity.masked(state.params, local.masks)
+        return state.params if self.search else sparsity.masked(state.params, self.initial(ctx))
 
-    def _searched(self, ctx: Ctx, work: sparse.Work, batch: Batch) -> Masks:
-        """The next mask: the smallest weights make room for the largest gradients."""
-        rate, high = (
-            sparsity.as_fraction(self.rate(ctx.round - 1, ctx.rounds)),
-            sparsity.count(work.masks),
-        )
-        low = {name: kept - ceil(rate * kept) for name, kept in high.items()}
-        weights = {name: work.params[name] for name in work.masks}
-        slopes = sparse.gradient(ctx, work, batch)
-        return sparsity.readjust(weights, work.masks, low, high, slopes).masks
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        """How much the clients' masks differ."""
+        return Measures(metrics={"client_mismatch": state.mean_jaccard})
 
-    def _changes(
-        self,
-        ctx: Ctx,
-        state: Server,
-        exchanges: Iterable[Exchange[Down, Up]],
-        changed: dict[int, Masks],
-    ) -> Iterator[tuple[Params, Masks, float]]:
-        def first(client: int) -> Masks:
-            return self.first(ctx, client)
 
-        found = personal_masks.read(
-            ctx, state, first, exchanges, personal_masks.as_many, changed, shrinks=False
-        )
-        for client, whole, masks in found:
-            yield whole, masks, merge.weight(client, self.weighting)
+def add_mean_change(ctx: Ctx, state: Server, mean: Average, changed: dict[int, Masks]) -> Server:
+    """Adds the clients' mean change to the weights, and notes the masks that changed."""
+    if not mean.params:
+        return state
+    old, names = state.params, ctx.task.layout.parameters
+    params = {**old, **mean.params, **{name: old[name] + mean.params[name] for name in names}}
+    return Server(params, state.known.updated(ctx.task.layout, changed), mean.mean_jaccard)
 
 
 def static() -> FedSpa:
-    """One random mask for all, which stays: what FLASH compares with, there by erk-plus."""
+    """One random mask for all clients, which stays: the FedSpa that FLASH compares with."""
     return FedSpa(search=False)

@@ -1,11 +1,11 @@
-"""LG-FedAvg: every client keeps its own early layers; only the last layers travel and are averaged.
+"""LG-FedAvg: every client keeps its own early layers; only the last layers are sent and averaged.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think locally, act globally:
 federated learning with local and global representations. 2020. https://arxiv.org/abs/2001.01523
 
-Differs from the authors' code: clients start from the seed instead of a trained model, momentum is
-0.9 instead of 0.5, and what goes down is charged to the clients of the round; `recipients` all
-charges everybody, as the authors' code hands the shared part to everybody.
+Differs from the authors' code: clients start from random weights, not from a trained model;
+momentum is 0.9, not 0.5; and only the clients of a round are charged for the download, while their
+code sends it to everybody (`--recipients all`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from gossamer.task.layout import Layout, did_you_mean
 
 @dataclass(frozen=True)
 class Local:
-    """The part of the model that never leaves its client: weights, norms, running statistics."""
-
-    params: Params
+    params: Params  # the part of the model that never leaves the client
 
 
 @dataclass(frozen=True)
 class LGFedAvg:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training(momentum=0.9)
-    shared: str = option("1", "what travels: the last N layers, less norms; or names, with commas")
-    weighting: Weighting = option("uniform", "what a client counts for in the mean")
+    shared: str = option("1", "shared part: the number of last layers, without norms; or names")
+    weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
 
     def init(self, ctx: Ctx) -> Server:
-        params = _start(ctx)
+        params = ctx.task.init(ctx.common.fold("init"))
         return Server({name: params[name] for name in shared(ctx.task.layout, self.shared)})
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
@@ -54,7 +52,7 @@ class LGFedAvg:
         return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense_model.begin(ctx, self.training, _joined(ctx, down.params, local), None)
+        return dense_model.begin(ctx, self.training, joined(ctx, down.params, local), None)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)
@@ -66,56 +64,51 @@ class LGFedAvg:
         return Result(Up(sent), Local(kept) if kept else None, metrics=metrics)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return _joined(ctx, state.params, local)
+        return joined(ctx, state.params, local)
 
 
-def shared(layout: Layout, wish: str) -> tuple[str, ...]:
-    """The tensors that travel, in the layout's order.
+def shared(layout: Layout, wanted: str) -> tuple[str, ...]:
+    """The names of the shared tensors, in the layout's order.
 
-    A number takes what the last so many layers with parameters hold, in the order the module has
-    them; normalisation counts as a layer but stays local. With 3 these are the published sets of
-    CNN-7 and ResNet-8. Anything else is names of layers or tensors, or patterns, with commas: they
-    take all that they match, also norms and running statistics.
+    A number N takes the last N modules with parameters, in the order of their definition. Norms
+    count as modules but stay local; 3 gives the published sets of CNN-7 and ResNet-8. Anything else
+    is a comma-separated list of names or patterns of layers and tensors, norms included.
     """
-    if wish.isdecimal():
-        layers = list(dict.fromkeys(map(_layer, layout.parameters)))
-        last = layers[len(layers) - min(int(wish), len(layers)) :]
-        found = {n for n in layout.parameters if _layer(n) in last and layout[n].kind != "norm"}
+    if wanted.isdecimal():
+        layers = list(dict.fromkeys(map(layer_of, layout.parameters)))
+        last = layers[len(layers) - min(int(wanted), len(layers)) :]
+        names = {n for n in layout.parameters if layer_of(n) in last and layout[n].kind != "norm"}
     else:
-        entries = [entry.strip() for entry in wish.split(",") if entry.strip()]
-        found = {name for entry in entries for name in _match(layout, entry)}
-    if not found:
+        patterns = [each.strip() for each in wanted.split(",") if each.strip()]
+        names = {name for pattern in patterns for name in matching(layout, pattern)}
+    if not names:
         raise ValueError(
-            f"--shared {wish!r} leaves nothing to share; use a larger number of last layers, e.g. "
-            f"2, or names such as {layout.parameters[-1]}"
+            f"--shared {wanted!r} leaves nothing to share; use a larger number of last layers, "
+            f"e.g. 2, or names such as {layout.parameters[-1]}"
         )
-    return tuple(name for name in layout.names if name in found)
+    return tuple(name for name in layout.names if name in names)
 
 
-def _match(layout: Layout, entry: str) -> list[str]:
-    below = f"{entry}."
-    found = [n for n in layout.names if n.startswith(below) or fnmatchcase(n, entry)]
-    if not found:
-        layers = [each for each in dict.fromkeys(map(_layer, layout.names)) if each]
-        near = did_you_mean(entry.rstrip(".*"), [*layout.names, *layers])
+def matching(layout: Layout, pattern: str) -> list[str]:
+    """The tensors of a layer, or those that match a pattern."""
+    names = [n for n in layout.names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)]
+    if not names:
+        layers = [layer for layer in dict.fromkeys(map(layer_of, layout.names)) if layer]
+        near = did_you_mean(pattern.rstrip(".*"), [*layout.names, *layers])
         raise ValueError(
-            f"--shared: no layer or tensor of this model is called {entry!r}{near} "
+            f"--shared: no layer or tensor of this model is called {pattern!r}{near} "
             f"it has {', '.join(layers or layout.names)}"
         )
-    return found
+    return names
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The module that a tensor belongs to."""
     return name.rpartition(".")[0]
 
 
-def _start(ctx: Ctx) -> Params:
-    """The model that everybody begins with, known to all from the seed."""
-    return ctx.task.init(ctx.common.fold("init"))
-
-
-def _joined(ctx: Ctx, params: Params, local: Local | None) -> Params:
-    """The shared part with the client's own, or with the common start for one that has none."""
-    whole = {**(local.params if local else _start(ctx)), **params}
+def joined(ctx: Ctx, params: Params, local: Local | None) -> Params:
+    """The shared part with the client's own, or with the initial weights if it has none."""
+    own = local.params if local else ctx.task.init(ctx.common.fold("init"))
+    whole = {**own, **params}
     return {name: whole[name] for name in ctx.task.layout.names}

@@ -1,7 +1,6 @@
-"""The client of every dense method: whole models down, SGD, whole models up.
+"""The client of every dense method: it receives a whole model, trains it by SGD and sends it back.
 
-FedAvg and its relatives differ at the server or in one term of the gradient; what they have in
-common is here, as functions.
+FedAvg and its relatives differ at the server or in one term of the gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from gossamer.core import Batch, Ctx, Exchange, Job, Params, Result
 from gossamer.optim import Training
 
 Buffers = Literal["average", "local"]
+BUFFERS_HELP = "BatchNorm statistics: averaged, or kept by each client"
 
 
 @dataclass(frozen=True)
 class Local:
-    """Running statistics that a client keeps to itself."""
+    """BatchNorm statistics that a client keeps to itself."""
 
     buffers: Params
 
@@ -44,13 +44,14 @@ class Work:
     params: Params
     rate: float
     anchor: Params = field(default_factory=dict)
+    """A copy of the model the client started from; empty unless `begin` was asked for it."""
     velocity: optim.Velocity = field(default_factory=list)
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     examples: int = 0
 
 
 def shared(ctx: Ctx, params: Params, buffers: Buffers) -> Params:
-    """The tensors that travel: all of them, or all but the running statistics."""
+    """The tensors that travel: all of them, or all but the BatchNorm statistics."""
     if buffers == "average":
         return params
     return {name: params[name] for name in ctx.task.layout.parameters}
@@ -59,7 +60,7 @@ def shared(ctx: Ctx, params: Params, buffers: Buffers) -> Params:
 def begin(
     ctx: Ctx, training: Training, params: Params, local: Local | None, anchored: bool = False
 ) -> Job[Work]:
-    """Starts from what came down, completed by the client's own running statistics."""
+    """Starts from the received model; `anchored` keeps a copy of this start in `work.anchor`."""
     missing = {name for name in ctx.task.layout.leaves if name not in params}
     if missing:
         buffers = local.buffers if local else ctx.task.buffers()
@@ -81,7 +82,7 @@ def step(ctx: Ctx, training: Training, work: Work, batch: Batch, prox: float = 0
 
 
 def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
-    """Sends the model, and keeps the running statistics if they are the client's own."""
+    """Sends the model; keeps the BatchNorm statistics if they are the client's own."""
     own = {name: work.params[name] for name in ctx.task.layout.buffers}
     return Result(
         up=Up(shared(ctx, work.params, buffers)),
@@ -91,16 +92,13 @@ def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
 
 
 def average(exchanges: Iterable[Exchange[Down, Up]], weighting: merge.Weighting) -> Params:
-    """The mean of what clients sent; empty when nobody did."""
+    """The weighted mean of the clients' models; empty if nobody replied."""
     return merge.mean(
-        (
-            merge.fitting(exchange.up.params, exchange.down.params),
-            merge.weight(exchange.client, weighting),
-        )
-        for exchange in exchanges
+        (merge.fitting(each.up.params, each.down.params), merge.weight(each.client, weighting))
+        for each in exchanges
     )
 
 
 def model(params: Params, local: Local | None) -> Params:
-    """The global model, with the client's own running statistics where it has them."""
+    """The global model, with the client's own BatchNorm statistics where it has them."""
     return {**params, **local.buffers} if local else params

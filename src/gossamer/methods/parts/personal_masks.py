@@ -1,14 +1,13 @@
-"""Masks of clients' own that the server knows: it sends each client what that one keeps, no more.
+"""Personal masks that the server knows: every client is sent the weights it keeps, and no others.
 
-A client is sent its mask only if it lost it. The server has a bit for every prunable weight of each
-client whose mask is not the one that all begin with.
+A mask goes down only to a client that lost it. The server stores a bit per prunable weight for
+each client whose mask is no longer the one that all clients begin with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,48 +16,39 @@ from torch import Tensor
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Client, Ctx, Exchange, Masks, Missing, Params
-from gossamer.methods import sparse
+from gossamer.methods.parts import sparse_model
+from gossamer.methods.parts.sparse_model import SparseModel
+from gossamer.optim import Training
 from gossamer.task.layout import Layout
-from gossamer.wire import Packed, Revision, WireError
+from gossamer.wire import Revision, WireError
 
+TRAINING = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
+"""As SpaFL trains these methods on Fashion-MNIST."""
 ACCOUNTING = Accounting(uncharged="own")
-"""That a client is to use its own mask is no number that a paper would count."""
-BLOCK = 1024
-"""Examples that are looked at together."""
-Judge = Literal["valid", "train", "test"]
-"""Data by which a client decides whether its mask may shrink."""
+"""Papers do not count the flag that tells a client to use its own mask."""
 
 
 @dataclass(frozen=True)
 class Register:
-    """Who has which mask."""
+    """The masks of the clients that have one of their own."""
 
     clients: Tensor
     """Ids, ascending."""
     bits: Tensor
-    """A row for each, eight weights to a byte."""
-
-    @classmethod
-    def empty(cls) -> Register:
-        """Nobody has a mask of its own."""
-        return cls(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.uint8))
+    """A row per client, eight weights to a byte."""
 
     def find(self, layout: Layout, client: int) -> Masks | None:
         """The mask of a client, if it has one of its own."""
-        place = int(torch.searchsorted(self.clients, client))
-        if place == len(self.clients) or int(self.clients[place]) != client:
+        row = int(torch.searchsorted(self.clients, client))
+        if row == len(self.clients) or int(self.clients[row]) != client:
             return None
-        flags = np.unpackbits(self.bits[place].numpy())
-        found, start = {}, 0
-        for name in layout.prunable:
-            shape = layout[name].shape
-            end = start + int(np.prod(shape))
-            found[name] = torch.from_numpy(flags[start:end].astype(bool)).reshape(shape)
-            start = end
-        return found
+        flags = np.unpackbits(self.bits[row].numpy()).astype(bool)
+        ends = np.cumsum([layout[name].count for name in layout.prunable])
+        parts = zip(layout.prunable, np.split(flags, ends), strict=False)  # the last is padding
+        return {name: torch.from_numpy(part).reshape(layout[name].shape) for name, part in parts}
 
-    def noted(self, layout: Layout, changed: Mapping[int, Masks]) -> Register:
-        """With masks that clients have now."""
+    def updated(self, layout: Layout, changed: Mapping[int, Masks]) -> Register:
+        """The register after some clients changed their masks."""
         if not changed:
             return self
         rows = {int(client): row for client, row in zip(self.clients, self.bits, strict=True)}
@@ -69,140 +59,125 @@ class Register:
         return Register(torch.tensor(known), torch.stack([rows[client] for client in known]))
 
 
+NO_MASKS = Register(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.uint8))
+
+
 @dataclass(frozen=True)
 class Server:
     params: Params
-    known: Register
+    known: Register = NO_MASKS
     mean_jaccard: float = 0.0
-    """The mean Jaccard distance of two clients of the last round."""
+    """The mean Jaccard distance between the masks of two clients of the last round."""
+
+
+@dataclass(frozen=True)
+class Local:
+    masks: Masks
 
 
 @dataclass(frozen=True)
 class Down:
-    values: Packed
-    dense: Params
-    buffers: Params
+    model: SparseModel
     own: bool
-    """Whether these are values on a mask of the client's own, not on the one all begin with."""
+    """Whether the values lie on the client's own mask, not on the initial one."""
     mask: Revision | None
     """Only for a client that lost it."""
 
 
 @dataclass(frozen=True)
 class Up:
-    values: Packed
-    dense: Params
-    buffers: Params
+    model: SparseModel
     mask: Revision | None
-    """The client's next mask, where it is another."""
-
-
-Read: TypeAlias = tuple[Client, Params, Masks]
-"""A client, what it sent, and the mask of that."""
+    """The client's next mask, if it changed."""
 
 
 # server -------------------------------------------------------------------------------------------
 
 
-def everything(layout: Layout) -> Masks:
-    """The mask that takes nothing away."""
-    if not layout.prunable:
-        raise ValueError("this model has no layer that may be pruned; see --prunable")
-    return {name: torch.ones(layout[name].shape, dtype=torch.bool) for name in layout.prunable}
-
-
-def message(
-    ctx: Ctx, state: Server, client: Client, first: Masks, lost: bool = False, told: bool = False
-) -> Down:
-    """What a client keeps of the server's model.
-
-    With its mask, if it lost it, or if it cannot know the one it begins with and must be `told`.
-    """
+def send(ctx: Ctx, state: Server, client: Client, initial: Masks, lost: bool = False) -> Down:
+    """The weights that a client keeps and, if it `lost` its mask, the mask."""
     own = state.known.find(ctx.task.layout, client.id)
-    masks = own or first
-    return Down(
-        sparse.values(state.params, masks),
-        sparse.dense(ctx, state.params),
-        sparse.buffers(ctx, state.params, "running"),
-        own is not None or told,
-        Revision(masks) if (lost if own else told) else None,
-    )
+    masks = own or initial
+    model = sparse_model.send(ctx, state.params, masks)
+    return Down(model, own is not None, Revision(masks) if own and lost else None)
 
 
-def replies(ctx: Ctx, down: Down, may_change: bool = True) -> Sequence[Up]:
-    """What answers to a message look like."""
-    up = Up(down.values, down.dense, down.buffers, None)
-    if not may_change:
-        return [up]
-    blank = {name: ~mask for name, mask in everything(ctx.task.layout).items()}
-    return [up, Up(down.values, down.dense, down.buffers, Revision(blank))]
+def masks_of(ctx: Ctx, state: Server, client: Client, initial: Masks) -> Masks:
+    """A client's mask, as the server knows it."""
+    return state.known.find(ctx.task.layout, client.id) or initial
+
+
+def replies(ctx: Ctx, down: Down) -> Sequence[Up]:
+    """Example replies: without a new mask, and with one."""
+    return [Up(down.model, None), Up(down.model, Revision(sparse_model.all_zeros(ctx)))]
 
 
 def read(
     ctx: Ctx,
     state: Server,
-    first: Callable[[int], Masks],
     exchanges: Iterable[Exchange[Down, Up]],
-    check: Callable[[Masks, Masks], None],
+    initial: Callable[[Client], Masks],
+    weighting: merge.Weighting,
     changed: dict[int, Masks],
     shrinks: bool,
-) -> Iterator[Read]:
-    """Clients' models with their masks; masks that clients hold from now on are noted on the way.
+) -> Iterator[tuple[Params, Masks, float]]:
+    """Each client's tensors, the mask these lie on, and their weight in the mean.
 
-    Where a mask `shrinks`, what was sent lies on the new one, otherwise on the one before.
+    New masks are written to `changed`, by client id. A mask that `shrinks` may only lose weights,
+    and values lie on the new one; any other keeps its counts, and values lie on the old one.
     """
-    known = sparse.dense(ctx, state.params) | sparse.buffers(ctx, state.params, "running")
     for exchange in exchanges:
-        up, client = exchange.up, exchange.client
-        before = state.known.find(ctx.task.layout, client.id) or first(client.id)
+        client, down, up = exchange.client, exchange.down, exchange.up
+        before = masks_of(ctx, state, client, initial(client))
         after = up.mask.masks if up.mask else before
-        check(before, after)
-        lies = after if shrinks else before
-        rest = merge.fitting({**up.dense, **up.buffers}, known)
-        whole = sparse.joined(ctx, up.values, lies, rest)
-        if up.mask or exchange.down.mask:
+        added = sparse_model.total(sparsity.difference(after, before))
+        if shrinks and added:
+            raise WireError(f"a mask came back with {added} weights that the client did not have")
+        if not shrinks and sparsity.count(after) != sparsity.count(before):
+            raise WireError("a mask came back with another number of weights in a layer")
+        if up.mask or down.mask:
             changed[client.id] = after
-        yield client, whole, lies
+        masks = after if shrinks else before
+        params = sparse_model.receive_reply(ctx, up.model, down.model, masks)
+        yield params, masks, merge.weight(client, weighting)
 
 
-def within(before: Masks, after: Masks) -> None:
-    """Refuses a mask that has weights which the one before had not."""
-    added = sparse.total(sparsity.difference(after, before))
-    if added:
-        raise WireError(f"a mask came back with {added} weights that the client did not have")
-
-
-def as_many(before: Masks, after: Masks) -> None:
-    """Refuses a mask whose layers keep other numbers of weights."""
-    if sparsity.count(before) != sparsity.count(after):
-        raise WireError(
-            f"a mask came back with {sparse.total(after)} weights in place of "
-            f"{sparse.total(before)}, or with others in a layer"
-        )
+def average_subnetworks(
+    ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]], weighting: merge.Weighting
+) -> Server:
+    """Averages each weight over the clients that keep it; a weight that none keeps stays."""
+    changed: dict[int, Masks] = {}
+    full = sparse_model.all_ones(ctx)
+    replies = read(ctx, state, exchanges, lambda _: full, weighting, changed, shrinks=True)
+    average = sparsity.masked_mean(replies, "wfa", state.params)
+    if not average.params:
+        return state
+    known = state.known.updated(ctx.task.layout, changed)
+    return Server({**state.params, **average.params}, known, average.mean_jaccard)
 
 
 # client -------------------------------------------------------------------------------------------
 
 
-def received(ctx: Ctx, down: Down, held: Masks | None, first: Masks) -> tuple[Params, Masks]:
-    """The client's part of the server's model, and its mask."""
-    masks = down.mask.masks if down.mask else held if down.own else first
-    if masks is None:
-        raise Missing("the server takes a mask for granted that is not held here")
-    return sparse.joined(ctx, down.values, masks, down.dense, down.buffers), masks
+def receive(ctx: Ctx, down: Down, held: Masks | None, initial: Masks) -> tuple[Params, Masks]:
+    """The client's part of the server's model, and its mask.
 
-
-def accuracy(ctx: Ctx, params: Params, by: Judge) -> float:
-    """The accuracy of a model on what the client decides by.
-
-    A client that held nothing back for validation takes its training data instead.
+    Raises:
+        Missing: the client no longer holds its mask.
     """
-    held = {"valid": ctx.own.valid, "train": ctx.own.train, "test": ctx.own.test}[by]
-    held = held if len(held) else ctx.own.train
-    own, right = ctx.task.own(params), 0
+    masks = down.mask.masks if down.mask else held if down.own else initial
+    if masks is None:
+        raise Missing("the server relies on a mask that is not held here")
+    return sparse_model.receive(ctx, down.model, masks), masks
+
+
+def accuracy(ctx: Ctx, params: Params) -> float:
+    """The accuracy on the client's validation data, or on its training data if it has none."""
+    examples = ctx.own.valid if len(ctx.own.valid) else ctx.own.train
+    own, correct = ctx.task.own(params), 0
     with torch.inference_mode():
-        for start in range(0, len(held), BLOCK):
-            x, y = held.x[start : start + BLOCK], held.y[start : start + BLOCK]
-            found = ctx.task.logits(own, x.to(ctx.task.device)).argmax(-1)
-            right += int((found.cpu() == y).sum())
-    return right / max(len(held), 1)
+        for start in range(0, len(examples), 1024):
+            x, y = examples.x[start : start + 1024], examples.y[start : start + 1024]
+            predicted = ctx.task.logits(own, x.to(ctx.task.device)).argmax(-1)
+            correct += int((predicted.cpu() == y).sum())
+    return correct / max(len(examples), 1)

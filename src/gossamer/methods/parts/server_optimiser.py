@@ -1,4 +1,4 @@
-"""A server's step along the change that clients agree on: SGD, Adam, Yogi or Adagrad.
+"""The server's optimiser: SGD, Adam, Yogi or Adagrad along the clients' mean change.
 
 Kingma, Ba: Adam: a method for stochastic optimization. ICLR 2015. https://arxiv.org/abs/1412.6980
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization.
@@ -21,7 +21,7 @@ Optimizer = Literal["sgd", "adam", "yogi", "adagrad"]
 
 @dataclass(frozen=True)
 class Moments:
-    """What an optimiser remembers of earlier steps; SGD has no second moment."""
+    """The optimiser's state; SGD has no second moment."""
 
     first: Params
     second: Params
@@ -29,7 +29,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class ServerOptimiser:
     """An optimiser of the server; the defaults are those of Kingma and Ba."""
 
     optimizer: Optimizer = option("adam", "optimiser of the server")
@@ -37,23 +37,26 @@ class Adaptive:
     beta1: float = option(0.9, "decay of the first moment (momentum, for sgd)", least=0, below=1)
     beta2: float = option(0.999, "decay of the second moment", least=0, below=1)
     eps: float = option(1e-8, "added to the root of the second moment", above=0)
-    bias_correction: bool = option(True, "divide Adam's moments by their missing mass, as Kingma")
-    second_start: float = option(0.0, "where the second moment starts; Reddi: eps squared", least=0)
+    bias_correction: bool = option(True, "correct the bias of Adam's moments, as Kingma and Ba do")
+    second_start: float = option(0.0, "initial second moment; Reddi: eps squared", least=0)
 
     def start(self, params: Params) -> Moments:
-        """The moments before the first step of these parameters."""
-        first = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-        second = {
-            name: torch.full_like(tensor, self.second_start) for name, tensor in params.items()
-        }
+        """The moments before the first step."""
+        first = {name: torch.zeros_like(each) for name, each in params.items()}
+        second = {name: torch.full_like(each, self.second_start) for name, each in params.items()}
         return Moments(first, second if self.optimizer != "sgd" else {}, 0)
 
     def step(self, params: Params, changes: Params, moments: Moments) -> tuple[Params, Moments]:
-        """The parameters that have a change after one step along it, and the moments then."""
+        """One step along `changes`, which point downhill (Reddi et al., Algorithm 2).
+
+        Returns:
+            The new values of the parameters that have a change, and the new moments.
+        """
         steps = moments.steps + 1
+        share = 1.0 if self.optimizer == "sgd" else 1 - self.beta1
         stepped, first, second = {}, {}, {}
         for name, change in changes.items():
-            moment = self.beta1 * moments.first[name] + self._share * change
+            moment = self.beta1 * moments.first[name] + share * change
             first[name] = moment
             if self.optimizer == "sgd":
                 stepped[name] = params[name] + self.server_lr * moment
@@ -62,11 +65,6 @@ class Adaptive:
             direction = self._direction(moment, second[name], steps)
             stepped[name] = params[name] + self.server_lr * direction
         return stepped, Moments(first, second, steps)
-
-    @property
-    def _share(self) -> float:
-        """What a change adds to the first moment: all of it in SGD's momentum."""
-        return 1.0 if self.optimizer == "sgd" else 1 - self.beta1
 
     def _second(self, old: Tensor, change: Tensor) -> Tensor:
         square = change * change
@@ -85,10 +83,13 @@ class Adaptive:
         return first / (second.sqrt() + self.eps)
 
 
-def unrounded(found: Params, sent: Params, kept: Params) -> Params:
-    """Replies as if nothing had been rounded on the way down, for tensors that the server `kept`.
+Adaptive = ServerOptimiser
 
-    A client starts from what it was `sent`. Where that is not quite what the server has, the
-    difference is nothing that the client found out, and Adam takes a whole step along any change.
+
+def unrounded(found: Params, sent: Params, kept: Params) -> Params:
+    """Replies as if the model had not been rounded on its way down.
+
+    A client starts from the rounded tensors it was `sent`, the server from those it `kept`. Their
+    difference is no change that the client made, but Adam would take a whole step along it.
     """
     return {name: found[name] + (tensor - sent[name]) for name, tensor in kept.items()}
