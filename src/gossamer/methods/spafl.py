@@ -26,8 +26,7 @@ from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
 
-Move = Callable[[Tensor, Tensor], Tensor]
-"""From sums over neurons and changes of thresholds to moves of weights, before dividing."""
+Move = Callable[[Tensor, Tensor], Tensor]  # by sums over neurons and changes of thresholds
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class SpaFL:
         model.masks = {}
         for name, part in by_layer(ctx.task.layout, work.thresholds).items():
             mask = mask_of(model.params[name], part, self.structured)
-            if density(mask) < self.reset_density:
+            if int(mask.count_nonzero()) / mask.numel() < self.reset_density:
                 mask = mask_of(model.params[name], part.zero_(), self.structured)
                 work.resets += 1
             model.masks[name] = mask
@@ -204,7 +203,8 @@ def newcomer(ctx: Ctx) -> Local:
 
 def by_layer(layout: Layout, vectors: Tensor) -> Params:
     """Each layer's part of vectors with one number per neuron; parts share their memory."""
-    parts = vectors.split([layout[name].rows for name in layout.prunable], dim=-1)
+    counts = [layout[name].rows for name in layout.prunable]
+    parts = torch.split_with_sizes(vectors, counts, dim=-1)
     return dict(zip(layout.prunable, parts, strict=True))
 
 
@@ -227,10 +227,6 @@ def mask_of(weight: Tensor, thresholds: Tensor, structured: bool) -> Tensor:
 
 def pruned(params: Params, masks: Masks) -> Params:
     return params | {name: params[name] * mask for name, mask in masks.items()}
-
-
-def density(mask: Tensor) -> float:
-    return torch.count_nonzero(mask).item() / mask.numel()
 
 
 def signed(sums: Tensor, change: Tensor) -> Tensor:

@@ -6,18 +6,18 @@ With its defaults `SpaFLVariants` is SpaFL. docs/contradictions.md has the sourc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import fsum, prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from gossamer import merge
+from gossamer import fields, merge
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Method, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods.as_published.spafl_training import Pruning, Regularisation, Work
+from gossamer.methods.as_published.spafl_training import Pruning, Work
 from gossamer.methods.parts import masked_training
 from gossamer.methods.spafl import by_layer, follow, mask_of, pruned, signed
 from gossamer.optim import Training
@@ -25,26 +25,21 @@ from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
 
 NOTHING = torch.zeros(0)
-_THRESHOLDS = "the thresholds"
 
 
 @dataclass(frozen=True)
 class Server:
-    history: Tensor
-    """Thresholds after every aggregation, one row each; the first row is zero."""
-    seen: Tensor
-    """By client id, how many of these rows the client has received."""
+    history: Tensor  # thresholds after every aggregation, one row each; the first row is zero
+    seen: Tensor  # by client id: how many of these rows the client has received
     norm: Params
 
 
 @dataclass(frozen=True)
 class Down:
     thresholds: Tensor = field(metadata=EXACT)
-    missed: Tensor = field(metadata=EXACT)
-    """Earlier broadcasts that the client has not received, oldest first."""
+    missed: Tensor = field(metadata=EXACT)  # earlier broadcasts this client did not receive
     norm: Params
-    start: Params
-    """The first weights, where they are sent."""
+    start: Params  # the first weights, where they are sent
 
 
 @dataclass(frozen=True)
@@ -56,15 +51,11 @@ class Up:
 @dataclass(frozen=True)
 class Local:
     params: Params
-    known: Tensor
-    """The thresholds last received."""
-    own: Tensor
-    """The thresholds after local training."""
+    known: Tensor  # the thresholds last received
+    own: Tensor  # the thresholds after local training
     velocity: Params
-    pace: Tensor
-    """The momentum of thresholds, where it is kept."""
-    densities: Tensor
-    """Of each layer at the last batch."""
+    pace: Tensor  # the velocity of thresholds
+    densities: Tensor  # of each layer at the last batch
 
 
 @dataclass(frozen=True)
@@ -122,24 +113,19 @@ class SpaFLVariants:
         return Down(state.history[-1], missed, state.norm, first)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        ids: list[int] = []
-
-        def replies() -> Iterable[tuple[Params, float]]:
-            for exchange in exchanges:
-                sent = {**exchange.down.norm, _THRESHOLDS: exchange.down.thresholds}
-                reply = {**exchange.up.norm, _THRESHOLDS: exchange.up.thresholds}
-                yield merge.fitting(reply, sent), merge.weight(exchange.client, self.weighting)
-                ids.append(exchange.client.id)
-
-        mean = merge.mean(replies())
-        if not ids:
+        replies = {
+            each.client: merge.fitting(shared(each.up), shared(each.down)) for each in exchanges
+        }
+        if not replies:
             return state
+        weighting, ids = self.weighting, [client.id for client in replies]
+        mean = merge.mean((reply, merge.weight(c, weighting)) for c, reply in replies.items())
         seen = state.seen.new_zeros(max(len(state.seen), max(ids) + 1))
         seen[: len(state.seen)] = state.seen
         seen[ids] = len(state.history)
         # Clients that receive thresholds only when sampled never need more than the last two.
         history = state.history if self.downlink == "all" else state.history[-1:]
-        return Server(torch.cat([history, mean.pop(_THRESHOLDS)[None]]), seen, mean)
+        return Server(torch.cat([history, mean.pop("")[None]]), seen, mean)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
@@ -240,9 +226,9 @@ class SpaFLVariants:
 
     def _norm(self, ctx: Ctx, params: Params) -> Params:
         """Biases and normalisation, with its running statistics, where they are shared."""
-        leaves = ctx.task.layout.leaves.items() if self.share_norm else ()
-        shared = [name for name, leaf in leaves if leaf.kind in ("norm", "bias", "buffer")]
-        return {name: params[name] for name in shared}
+        leaves = ctx.task.layout.leaves.values() if self.share_norm else ()
+        kinds = ("norm", "bias", "buffer")
+        return {leaf.name: params[leaf.name] for leaf in leaves if leaf.kind in kinds}
 
     def _newcomer(self, ctx: Ctx, sent: Params) -> Local:
         """A client before its first round: the common weights, and thresholds of zero."""
@@ -250,6 +236,10 @@ class SpaFLVariants:
         params = sent or ctx.task.init(ctx.common.fold("init"))
         zero = torch.zeros(layout.rows)
         return Local(params, zero, zero, {}, NOTHING, torch.ones(len(layout.prunable)))
+
+
+def shared(message: Down | Up) -> Params:
+    return {**message.norm, "": message.thresholds}
 
 
 def xor01(sums: Tensor, change: Tensor) -> Tensor:
@@ -264,42 +254,37 @@ def xorpm(sums: Tensor, change: Tensor) -> Tensor:
 MOVES = {"signed": signed, "xor01": xor01, "xorpm": xorpm}
 
 
-def bytecode() -> SpaFLVariants:
-    """The older generation of the authors' code, which the paper's first version was run with."""
-    pruning = Pruning(
-        Regularisation(reg_warmup="first", reg_off_density=0.1),
-        mask_refresh="first-epoch",
-        norm_in_tau_epoch=True,
-        clamp=False,
-        reset_inclusive=True,
-    )
-    return SpaFLVariants(pruning=pruning, importance_divisor="kernel", momentum_state="persist")
+BYTECODE = {
+    "reg_warmup": "first",
+    "reg_off_density": 0.1,
+    "mask_refresh": "first-epoch",
+    "norm_in_tau_epoch": True,
+    "clamp": False,
+    "reset_inclusive": True,
+    "importance_divisor": "kernel",
+    "momentum_state": "persist",
+}
+"""The older generation of the authors' code, which the paper's first version was run with."""
 
-
-def release() -> SpaFLVariants:
-    """The code released with the NeurIPS version: whole neurons, everything trained at once."""
-    pruning = Pruning(
-        Regularisation(reg_warmup="logistic"),
-        structured=True,
-        phases="joint",
-        mask_refresh="batch",
-        mask_grad_to_weight=True,
-        clamp=False,
-        reset_inclusive=True,
-    )
-    return SpaFLVariants(
-        training=replace(SpaFLVariants().training, epochs=5),
-        pruning=pruning,
-        importance_divisor="kernel",
-        momentum_state="persist",
-        downlink="sampled",
-        delta_ref="last-server-step",
-        eval_point="before",
-    )
-
+RELEASE = {
+    "epochs": 5,
+    "reg_warmup": "logistic",
+    "structured": True,
+    "phases": "joint",
+    "mask_refresh": "batch",
+    "mask_grad_to_weight": True,
+    "clamp": False,
+    "reset_inclusive": True,
+    "importance_divisor": "kernel",
+    "momentum_state": "persist",
+    "downlink": "sampled",
+    "delta_ref": "last-server-step",
+    "eval_point": "before",
+}
+"""The code released with the NeurIPS version: whole neurons, everything trained at once."""
 
 ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
-    "spafl-iclr-bytecode": bytecode(),
-    "spafl-neurips-release": release(),
+    "spafl-iclr-bytecode": fields.replace(SpaFLVariants(), BYTECODE),
+    "spafl-neurips-release": fields.replace(SpaFLVariants(), RELEASE),
     "spafl-variants": SpaFLVariants(),
 }

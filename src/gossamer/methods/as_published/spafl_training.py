@@ -13,7 +13,7 @@ from gossamer import optim
 from gossamer.core import Batch, Ctx, Masks, Params
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training
-from gossamer.methods.spafl import by_layer, column, density, mask_of, pruned, row_sum
+from gossamer.methods.spafl import by_layer, column, mask_of, pruned, row_sum
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 
@@ -21,23 +21,20 @@ from gossamer.task.layout import Layout
 @dataclass
 class Work:
     model: masked_training.Work
-    layout: Layout
-    """Its prunable tensors are those with thresholds."""
+    layout: Layout  # in which tensors with thresholds are prunable
     thresholds: Tensor
     known: Tensor
     weight_velocity: dict[str, Tensor | None]
-    velocity: Tensor | None
-    """Of the thresholds."""
+    velocity: Tensor | None  # of the thresholds
     densities: dict[str, float]
-    active: Masks = field(default_factory=dict)
-    """The masks under which weights were last trained."""
+    active: Masks = field(default_factory=dict)  # under which weights were last trained
     gathered: Tensor | None = None
     resets: int = 0
 
 
 @dataclass(frozen=True)
-class Regularisation:
-    """What raises the thresholds."""
+class Pruning:
+    """How a client trains weights and thresholds."""
 
     alpha: float = option(0.002, "weight of the regulariser that raises thresholds", least=0)
     regulariser: Literal["exp", "inv", "inv_l1"] = option(
@@ -53,32 +50,6 @@ class Regularisation:
         0.0, "no regulariser once the mean density of layers is at most this", least=0, most=1
     )
 
-    def gradient(self, thresholds: Tensor) -> Tensor:
-        if self.reg_step == "eq5":
-            return -thresholds
-        match self.regulariser:
-            case "exp":
-                return -torch.exp(-thresholds)
-            case "inv":
-                return -1 / (thresholds.abs() + 0.1) ** 2
-            case "inv_l1":
-                return torch.full_like(thresholds, -1) / (thresholds.abs().sum() + 0.1) ** 2
-
-    def strength(self, round: int, mean_density: float) -> float:
-        """Alpha in a round, for layers of this mean density."""
-        if self.reg_off_density and mean_density <= self.reg_off_density:
-            return 0.0
-        passed = round - 1
-        if self.reg_warmup == "logistic" or (self.reg_warmup == "first" and passed == 0):
-            return self.alpha / (1 + math.exp(min(5 - 10 * passed, 700)))
-        return self.alpha
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """How a client trains weights and thresholds."""
-
-    regularisation: Regularisation = Regularisation()
     structured: bool = option(False, "prune whole neurons, by their mean magnitude")
     phases: Literal["alternating", "joint"] = option(
         "alternating", "train thresholds in the last epoch alone, or with the weights in every one"
@@ -118,6 +89,25 @@ class Pruning:
                 "--ste dead is a defect of the released code; ask for it with --bug-compat cifar"
             )
 
+    def regulariser_gradient(self, thresholds: Tensor) -> Tensor:
+        if self.reg_step == "eq5":
+            return -thresholds
+        match self.regulariser:
+            case "exp":
+                return -torch.exp(-thresholds)
+            case "inv":
+                return -1 / (thresholds.abs() + 0.1) ** 2
+            case "inv_l1":
+                return torch.full_like(thresholds, -1) / (thresholds.abs().sum() + 0.1) ** 2
+
+    def strength(self, round: int, mean_density: float) -> float:
+        """Alpha in a round, for layers of this mean density."""
+        if self.reg_off_density and mean_density <= self.reg_off_density:
+            return 0.0
+        if self.reg_warmup == "logistic" or (self.reg_warmup == "first" and round == 1):
+            return self.alpha / (1 + math.exp(min(5 - 10 * (round - 1), 700)))
+        return self.alpha
+
     def too_sparse(self, density: float) -> bool:
         """Whether a layer of this density is reset."""
         return (
@@ -130,12 +120,12 @@ class Pruning:
         model.masks = {}
         for name, part in by_layer(work.layout, work.thresholds).items():
             weight = model.params[name]
-            before = work.densities[name] if late else density(self._mask(weight, part))
-            if self.too_sparse(before):
-                part.zero_()
+            mask = mask_of(weight, part, self.structured)
+            if self.too_sparse(work.densities[name] if late else density(mask)):
+                mask = mask_of(weight, part.zero_(), self.structured)
                 work.resets += 1
-            model.masks[name] = self._mask(weight, part)
-            work.densities[name] = density(model.masks[name])
+            model.masks[name] = mask
+            work.densities[name] = density(mask)
         model.factors = masked_training.as_factors(model.masks, model.params)
 
     def step(self, ctx: Ctx, training: Training, work: Work, batch: Batch) -> None:
@@ -163,9 +153,6 @@ class Pruning:
             self._move_thresholds(ctx, training, work, change, batch)
         masked_training.record(model, loss, batch)
 
-    def _mask(self, weight: Tensor, thresholds: Tensor) -> Tensor:
-        return mask_of(weight, thresholds, self.structured)
-
     def _threshold_gradient(self, ctx: Ctx, work: Work, grads: Params) -> Tensor:
         found = []
         for name, part in by_layer(work.layout, work.thresholds).items():
@@ -173,14 +160,13 @@ class Pruning:
             slope = self._slope(work.model.params[name], part)
             found.append(-row_sum(product if slope is None else product * slope))
         change = torch.cat(found)
-        if self.regularisation.reg_step == "eq7":
+        if self.reg_step == "eq7":
             return change
-        regulariser = self.regularisation.gradient(work.thresholds)
+        regulariser = self.regulariser_gradient(work.thresholds)
         return change.add_(regulariser, alpha=self._strength(ctx, work))
 
     def _strength(self, ctx: Ctx, work: Work) -> float:
-        mean = sum(work.densities.values()) / len(work.densities)
-        return self.regularisation.strength(ctx.round, mean)
+        return self.strength(ctx.round, sum(work.densities.values()) / len(work.densities))
 
     def _slope(self, weight: Tensor, thresholds: Tensor) -> Tensor | None:
         ste = "dead" if self.bug_compat == "cifar" else self.ste
@@ -233,12 +219,15 @@ class Pruning:
             change = change if before is None else before.mul_(momentum).add_(change)
             work.velocity = change
         move = change * -(self.eta_tau or work.model.rate)
-        if self.regularisation.reg_step == "eq7":
-            strength = self._strength(ctx, work)
-            move -= strength * self.regularisation.gradient(work.thresholds)
+        if self.reg_step == "eq7":
+            move -= self._strength(ctx, work) * self.regulariser_gradient(work.thresholds)
         work.thresholds.add_(move)
         if self.clamp:
             work.thresholds.clamp_(0, 1)
+
+
+def density(mask: Tensor) -> float:
+    return int(mask.count_nonzero()) / mask.numel()
 
 
 def distance(weight: Tensor, thresholds: Tensor, structured: bool) -> Tensor:
