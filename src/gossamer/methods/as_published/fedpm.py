@@ -12,6 +12,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Method, P
 from gossamer.fields import option
 from gossamer.methods import fedpm
 from gossamer.methods.fedpm import Down, FedPM, Server, Up, Work
+from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.server_optimiser import Moments
 
 
@@ -98,8 +99,8 @@ class FedPMVariants:
         return self.pure.measures(ctx, state)
 
 
-def statistics(local: Local | None) -> fedpm.Local | None:
-    return fedpm.Local(local.buffers) if local else None
+def statistics(local: Local | None) -> dense_model.Local | None:
+    return dense_model.Local(local.buffers) if local else None
 
 
 ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"fedpm-variants": FedPMVariants()}
