@@ -33,7 +33,7 @@ def measure() -> dict[str, object]:
     dense = gs.FedAvg(training=gs.Training(epochs=3, batch=64, lr=0.001, momentum=0.9))
     sparse = gs.METHODS["spafl"]
     fresh = sparse.down(server, sparse.init(server), gs.Client(0, EXAMPLES))
-    raised = Down(torch.full_like(fresh.thresholds, 0.03), fresh.missed, {}, {})
+    raised = Down(torch.full_like(fresh.thresholds, 0.03), fresh.missed)
     jobs: dict[str, tuple[AnyMethod, object]] = {
         "fedavg": (dense, dense.down(server, dense.init(server), gs.Client(0, EXAMPLES))),
         "spafl, dense": (sparse, fresh),

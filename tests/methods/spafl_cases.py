@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from gossamer import Batch, Client, Ctx, Data, Examples, Exchange, Key, Params, Task, fields
 from gossamer.engine.client import batches
-from gossamer.methods.pruner import Work
-from gossamer.methods.spafl import NOTHING, Down, Local, Server, SpaFL, Up
-from gossamer.methods.thresholds import Rows
+from gossamer.methods import spafl as pure
+from gossamer.methods.as_published.spafl import NOTHING, Down, Local, Server, SpaFLVariants, Up
+from gossamer.methods.as_published.spafl_training import Work
+from gossamer.methods.spafl import SpaFL
+from gossamer.task.layout import Layout
 from gossamer.wire import dump, load, record_types
 from helpers import Toy, client_ctx, server_ctx
 
@@ -34,10 +36,38 @@ def close(found: Tensor, wanted: Any) -> None:
     torch.testing.assert_close(found, exact(wanted), rtol=0, atol=1e-8)
 
 
-def spafl(**changes: Any) -> SpaFL:
-    """SpaFL with the rates of the worked example."""
+AnySpaFL = SpaFL | SpaFLVariants
+
+
+def spafl(**changes: Any) -> AnySpaFL:
+    """SpaFL with the rates of the worked example; its variants where an option is theirs alone."""
     plain = {"lr": 0.1, "alpha": 0.01, "momentum": 0.0, "epochs": 2.0, "clients": 2}
-    return fields.replace(SpaFL(), {**plain, **changes})
+    return changed({**plain, **changes})
+
+
+def changed(changes: dict[str, Any]) -> AnySpaFL:
+    """SpaFL with other settings; its variants where one of them is theirs alone."""
+    own = {setting.name: setting.choices for setting in fields.settings(SpaFL())}
+    fits = all(name in own and value in (own[name] or [value]) for name, value in changes.items())
+    return fields.replace(SpaFL() if fits else SpaFLVariants(), changes)
+
+
+def layout_of(method: AnySpaFL, task: Task) -> Layout:
+    """The layout in which the tensors with thresholds are prunable."""
+    return task.layout if isinstance(method, SpaFL) else method._layout(server_ctx(task))
+
+
+def followed(method: AnySpaFL, task: Task, params: Params, versions: Tensor) -> Params:
+    """Weights after the thresholds went through some versions, the first of which is not new."""
+    if isinstance(method, SpaFL):
+        return method.followed(server_ctx(task), params, versions)
+    return method.followed(layout_of(method, task), params, versions)
+
+
+def masks_of(method: AnySpaFL, task: Task, params: Params, thresholds: Tensor) -> Params:
+    structured = method.structured if isinstance(method, SpaFL) else method.pruning.structured
+    parts = pure.by_layer(layout_of(method, task), thresholds)
+    return {name: pure.mask_of(params[name], part, structured) for name, part in parts.items()}
 
 
 def layer(weight: Any = WEIGHT, pull: Sequence[float] = PULL) -> Task:
@@ -61,18 +91,21 @@ def state(task: Task) -> Params:
 
 
 def tell(thresholds: Tensor, *missed: Tensor) -> Down:
+    """A message with all that SpaFL or its variants read."""
     rows = torch.stack(missed) if missed else thresholds.new_zeros(0, len(thresholds))
     return Down(thresholds, rows, {}, {})
 
 
-def kept(method: SpaFL, ctx: Ctx, params: Params, known: Tensor) -> Local:
-    """What a client keeps that holds some weights and has heard of some thresholds."""
-    layers = len(method._rows(ctx).names)
+def kept(method: AnySpaFL, ctx: Ctx, params: Params, known: Tensor) -> Any:
+    """What a client keeps that holds some weights and has received some thresholds."""
+    if isinstance(method, SpaFL):
+        return pure.Local(params, known)
+    layers = len(layout_of(method, ctx.task).prunable)
     return Local(params, known, known, {}, NOTHING, torch.ones(layers))
 
 
 def start(
-    method: SpaFL, task: Task, thresholds: Tensor, round: int = 1, params: Params | None = None
+    method: AnySpaFL, task: Task, thresholds: Tensor, round: int = 1, params: Params | None = None
 ) -> tuple[Ctx, Work]:
     """A client at work with the weights of the task's module, told thresholds it knew before."""
     nobody = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
@@ -82,7 +115,7 @@ def start(
 
 
 def feed(
-    method: SpaFL, ctx: Ctx, work: Work, steps: Sequence[int], x: Any = INPUT, per_epoch: int = 1
+    method: AnySpaFL, ctx: Ctx, work: Work, steps: Sequence[int], x: Any = INPUT, per_epoch: int = 1
 ) -> Work:
     """Some steps of two epochs, all on the same example."""
     inputs, labels = exact([x]), torch.zeros(1, dtype=torch.int64)
@@ -92,7 +125,9 @@ def feed(
     return work
 
 
-def watched(method: SpaFL, ctx: Ctx, down: Down, local: Local | None) -> Iterator[tuple[str, Work]]:
+def watched(
+    method: AnySpaFL, ctx: Ctx, down: Down, local: Local | None
+) -> Iterator[tuple[str, Work]]:
     """A client's work at the start and after every batch, with the kind of step it was."""
     job = method.begin(ctx, down, local)
     work = job.work
@@ -103,12 +138,17 @@ def watched(method: SpaFL, ctx: Ctx, down: Down, local: Local | None) -> Iterato
         yield ("thresholds" if last else "weights"), work
 
 
-def reply(client: int, down: Down, thresholds: Tensor) -> Exchange[Down, Up]:
-    return Exchange(Client(client, 20), down, Up(thresholds, down.norm))
+def up(down: Any, thresholds: Tensor) -> Any:
+    """A reply of the form that suits a message."""
+    return Up(thresholds, down.norm) if isinstance(down, Down) else pure.Up(thresholds)
+
+
+def reply(client: int, down: Any, thresholds: Tensor) -> Exchange[Any, Any]:
+    return Exchange(Client(client, 20), down, up(down, thresholds))
 
 
 def merged(
-    method: SpaFL, task: Task, server: Server, answers: dict[int, Tensor], round: int = 1
+    method: AnySpaFL, task: Task, server: Server, answers: dict[int, Tensor], round: int = 1
 ) -> Server:
     """The server after a round in which some clients sent some thresholds."""
     ctx = server_ctx(task, round)
@@ -148,7 +188,7 @@ class Pictures:
         return None
 
 
-def toy(**changes: Any) -> SpaFL:
+def toy(**changes: Any) -> AnySpaFL:
     """Steps large enough to see within a few batches."""
     return spafl(**{"batch": 8, "momentum": 0.9, "epochs": 3.0, "alpha": 0.05, **changes})
 
@@ -164,24 +204,25 @@ def data(task: Task) -> Examples:
     return images() if convolves else Toy().make(Key(3), 20)
 
 
-def told(task: Task, method: SpaFL, size: float = 1.0) -> Tensor:
+def told(task: Task, method: AnySpaFL, size: float = 1.0) -> Tensor:
     """Thresholds around the mean magnitudes of rows: every other row is above its own."""
     params = task.init(server_ctx(task).common.fold("init"))
-    rows = Rows.of(task.layout, method.threshold_classifier)
-    means = torch.cat([params[name].abs().flatten(1).mean(1) for name in rows.names])
+    names = layout_of(method, task).prunable
+    means = torch.cat([params[name].abs().flatten(1).mean(1) for name in names])
     return size * means * torch.tensor([0.8, 1.1]).repeat(len(means))[: len(means)]
 
 
 def again(record: Any) -> Any:
     """A record as it comes back from disk."""
-    return load(dump(record), record_types(SpaFL()))
+    method = SpaFLVariants() if isinstance(record, Local) else SpaFL()
+    return load(dump(record), record_types(method))
 
 
 @dataclass
 class Told:
     """A run in which replies are drawn at random: what the server holds, and who heard what."""
 
-    method: SpaFL
+    method: AnySpaFL
     task: Task
     reach: float = 0.3
     round: int = 0

@@ -16,18 +16,8 @@ from gossamer import Client, Ctx, Examples, Exchange, Key, Masks, Options, Task,
 from gossamer.accounting import paper_bits
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import batches
-from gossamer.methods.fedpm import (
-    Down,
-    FedPM,
-    Local,
-    Server,
-    Up,
-    drawn,
-    inputs,
-    posterior,
-    slope,
-    upload_bits,
-)
+from gossamer.methods.as_published.fedpm import FedPMVariants
+from gossamer.methods.fedpm import Down, FedPM, Server, Up, draw, fan_ins
 from gossamer.models import build
 from gossamer.wire import WireError, encode
 from helpers import Toy, batch_of, client_ctx, conv, mlp, server_ctx
@@ -42,6 +32,17 @@ LENET = 430_500
 
 def small(**changes: Any) -> FedPM:
     return replace(FedPM(clients=4, training=QUICK), **changes)
+
+
+def variants(pure: FedPM | None = None, **changes: Any) -> FedPMVariants:
+    return FedPMVariants(pure or small(), **changes)
+
+
+def upload_bits(size: int, ones: int) -> float:
+    """The paper's cost of a mask: its entropy, and the number of ones."""
+    share = ones / size
+    entropy = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
+    return size * entropy + math.log2(size)
 
 
 @cache
@@ -61,7 +62,7 @@ def after(method: FedPM, state: Server, *sent: list[int]) -> Server:
     return method.merge(ctx, state, masks)
 
 
-def begun(method: FedPM, theta: list[float], local: Local | None = None) -> tuple[Ctx, Any]:
+def begun(method: FedPM | FedPMVariants, theta: list[float], local: Any = None) -> tuple[Ctx, Any]:
     x = torch.tensor([[2.0, 2, 2, 2]])
     ctx = client_ctx(four(), Examples(x, torch.zeros(1, dtype=torch.int64)))
     return ctx, method.begin(ctx, Down({"weight": torch.tensor([theta])}, {}), local).work
@@ -80,8 +81,10 @@ def test_the_share_of_masks_that_keep_a_weight_is_its_probability() -> None:
 
 
 def test_probabilities_stay_as_far_from_certainty_as_asked_for() -> None:
-    ones = torch.tensor([0, 1, 4])
-    assert posterior(ones, 4, 0.2).tolist() == pytest.approx([0.2, 0.35, 0.8])
+    method = FedPM(clamp=0.2)
+    sent = [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
+    found = after(method, method.init(server_ctx(four())), *sent).theta["weight"][0]
+    assert found.tolist() == pytest.approx([0.2, 0.35, 0.8, 0.8])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_a_mask_of_another_shape_costs_its_client_the_round() -> None:
 
 def test_weights_are_a_sign_by_the_root_of_inputs_and_biases_go_with_them() -> None:
     method, task = FedPM(), conv()
-    counts = inputs(task.layout)
+    counts = fan_ins(task.layout)
     assert [counts[f"{layer}.weight"] for layer in (0, 2, 4)] == [27, 36, 96]
     assert [counts[f"{layer}.bias"] for layer in (0, 2, 4)] == [27, 36, 96]
     ctx = server_ctx(task)
@@ -146,7 +149,7 @@ def test_weights_are_a_sign_by_the_root_of_inputs_and_biases_go_with_them() -> N
 
 def test_gates_of_a_recurrent_layer_have_biases_too() -> None:
     task = Task.of(build("lstm", (4, 5), 3), torch.zeros(2, 4, 5))
-    found = inputs(task.layout)
+    found = fan_ins(task.layout)
     assert found["lstm.bias_ih_l0"] == 5 and found["lstm.bias_hh_l0"] == found["lstm.weight_hh_l0"]
 
 
@@ -169,10 +172,10 @@ def test_weights_never_change_and_everybody_draws_the_same() -> None:
         found.client(1, found.federation.pool[0]),
         method.down(found.server(1), found.init(), Client(0, 17)),
         None,
-    ).work.params
+    ).work.model.params
     for round in played(method, 2, norm=True):
         model = method.model(found.server(round.number), round.merged, None)
-        for name in inputs(found.task.layout):
+        for name in fan_ins(found.task.layout):
             kept = model[name] != 0
             assert kept.any() and torch.equal(model[name][kept], weights[name][kept])
         assert torch.equal(model["1.weight"], torch.ones(4))  # of the norm
@@ -185,13 +188,14 @@ def test_weights_never_change_and_everybody_draws_the_same() -> None:
 def test_the_gradient_goes_straight_through_the_draw(official: bool, wanted: float) -> None:
     """A weight of one half, a gradient of two, a score of .3."""
     weight, theta = torch.tensor(0.5), torch.sigmoid(torch.tensor(0.3, dtype=torch.float64))
-    assert float(slope(torch.tensor(2.0), weight, theta, official)) == pytest.approx(
-        wanted, abs=5e-9
-    )
+    by_hand = 2.0 * weight * theta * (1 - theta) * (theta if official else 1)
+    assert float(by_hand) == pytest.approx(wanted, abs=5e-9)
     # And in a step of a client, whatever its mask was: weights are plus or minus one half.
-    method = FedPM(gain=1.0, official_ste=official, beta1=0.0)
+    method: FedPM | FedPMVariants = FedPM(gain=1.0, beta1=0.0)
+    if official:
+        method = FedPMVariants(method, official_ste=True)
     ctx, work = begun(method, [float(theta)] * 4)
-    signs = work.params["weight"].sign()
+    signs = work.model.params["weight"].sign()
     before = work.scores["weight"].clone()
     method.step(ctx, work, batch_of(ctx.own.train.x, ctx.own.train.y))
     torch.testing.assert_close(work.moments.first["weight"], -wanted * signs, rtol=1e-5, atol=1e-6)
@@ -200,8 +204,8 @@ def test_the_gradient_goes_straight_through_the_draw(official: bool, wanted: flo
 
 def test_every_batch_and_every_client_draws_a_mask_of_its_own() -> None:
     theta = {"a": torch.full((20_000,), 0.3), "b": torch.full((20_000,), 0.3)}
-    one, two = drawn(Key(1), theta), drawn(Key(2), theta)
-    assert equal(one, drawn(Key(1), theta))
+    one, two = draw(Key(1), theta), draw(Key(2), theta)
+    assert equal(one, draw(Key(1), theta))
     for other in (two["a"], one["b"]):
         assert float((one["a"] & other).float().mean()) == pytest.approx(0.09, abs=0.01)
     assert float(one["a"].float().mean()) == pytest.approx(0.3, abs=0.015)
@@ -213,7 +217,7 @@ def test_every_batch_and_every_client_draws_a_mask_of_its_own() -> None:
 def test_moments_begin_anew_in_each_round_or_are_kept() -> None:
     kept: dict[str, Any] = {}
     for name in ("fresh", "keep"):
-        method = small(client_moments=name)
+        method = variants(client_moments=name)
         found = bench(method)
         ctx = found.client(1, found.federation.pool[0])
         down = method.down(found.server(1), found.init(), Client(0, 17))
@@ -230,11 +234,32 @@ def test_moments_begin_anew_in_each_round_or_are_kept() -> None:
     assert kept["fresh"] is None
 
 
+def test_variants_with_their_defaults_give_the_bits_of_the_algorithm() -> None:
+    mine, theirs = (played(each, 3, norm=True)[-1] for each in (small(), variants()))
+    assert equal(mine.merged.theta, theirs.merged.theta)
+    ctx = bench(small(), norm=True).server(3)
+    for one, two in zip(mine.results, theirs.results, strict=True):
+        models = (
+            small().model(ctx, mine.merged, one.local),
+            variants().model(ctx, theirs.merged, two.local),
+        )
+        assert equal(*models)
+
+
+def test_scores_of_variants_are_clipped_together_too() -> None:
+    method = FedPM(gain=1.0, beta1=0.0, training=replace(QUICK, clip=0.01))
+    ctx, work = begun(FedPMVariants(method, official_ste=True), [0.5] * 4)
+    FedPMVariants(method, official_ste=True).step(
+        ctx, work, batch_of(ctx.own.train.x, ctx.own.train.y)
+    )
+    assert float(work.moments.first["weight"].norm()) == pytest.approx(0.01, rel=1e-3)
+
+
 def test_it_learns() -> None:
     """Three classes, which the first draw tells apart in one case of three."""
-    method = FedPM(clients=6, training=Training(epochs=3, batch=8, lr=0.3), test_mask="threshold")
+    method = FedPM(clients=6, training=Training(epochs=3, batch=8, lr=0.3))
     options = Options(workers=1, eval_every=5, personal=False)
-    found = run(method, mlp(), Toy(), rounds=5, options=options)
+    found = run(variants(method, test_mask="threshold"), mlp(), Toy(), rounds=5, options=options)
     assert found.accuracy["global"] > 0.65
 
 
@@ -248,7 +273,7 @@ def test_what_is_tested_is_one_draw_a_round_or_the_likely_weights() -> None:
     one, again = method.model(ctx, state, None), method.model(ctx, state, None)
     other = method.model(replace(ctx, round=2), state, None)
     assert equal(one, again) and not equal(one, other)
-    likely = FedPM(test_mask="threshold")
+    likely = FedPMVariants(method, test_mask="threshold")
     assert equal(likely.model(ctx, state, None), likely.model(replace(ctx, round=2), state, None))
     shown = method.measures(ctx, state)
     for name, theta in state.theta.items():
@@ -276,7 +301,7 @@ def test_running_statistics_are_the_clients_own_or_averaged_or_nobodys(bn: Any) 
             job = method.begin(
                 bench(method, norm=True).client(2, exchange.client), exchange.down, result.local
             )
-            assert equal({n: job.work.params[n] for n in names}, result.local.buffers)
+            assert equal({n: job.work.model.params[n] for n in names}, result.local.buffers)
     found = method.model(ctx, round.merged, None)
     averaged = (
         sum(each.up.buffers[names[0]] for each in round.exchanges) / 4
@@ -321,15 +346,15 @@ def test_lenet_costs_what_the_formula_says() -> None:
 
 def test_the_ledger_has_a_number_down_and_a_bit_up_for_every_weight() -> None:
     layout = net(norm=True).layout
-    count = sum(layout[name].count for name in inputs(layout))
+    count = sum(layout[name].count for name in fan_ins(layout))
     assert count == 324 + 4 + 6 + 3
     for event in heard(small(), 2, norm=True).finished:
         down, up = rows(event, "down"), rows(event, "up")
         assert set(down) == {"header", "theta"} and down["theta"].paper == 32 * count
         assert set(up) == {"header", "masks"} and 0.8 * count < up["masks"].sent < count + 40
-        assert event.metrics["bits_per_weight"] == pytest.approx(
-            upload_bits(count, round(event.metrics["kept"] * count)) / count
-        )
+        bits = math.ceil(upload_bits(count, round(event.metrics["kept"] * count)))
+        assert event.metrics["bits_per_weight"] == pytest.approx(bits / count)
+        assert up["masks"].paper == bits
 
 
 def test_gradients_of_all_scores_are_counted() -> None:

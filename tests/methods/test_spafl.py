@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,6 @@ from spafl_cases import (
 
 from gossamer import Batch, Key
 from gossamer.engine.client import train
-from gossamer.methods.spafl import Local
 from gossamer.wire import dump
 from helpers import client_ctx, conv, mlp, normed, same
 
@@ -36,20 +36,22 @@ TASKS = {"mlp": mlp(), "normed": normed(), "conv": conv()}
 # what moves when --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum_state", ["reset", "persist"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"momentum_state": "reset"}, {"momentum_state": "persist"}], ids=str
+)
 @pytest.mark.parametrize("structured", [False, True])
 @pytest.mark.parametrize("name", TASKS)
 def test_weights_train_under_their_mask_and_then_thresholds_alone(
-    name: str, structured: bool, momentum_state: str
+    name: str, structured: bool, changes: dict[str, Any]
 ) -> None:
     """Masked weights keep every bit, and no momentum carries on what is at rest."""
     task = TASKS[name]
-    method = toy(structured=structured, momentum_state=momentum_state)
+    method = toy(structured=structured, **changes)
     ctx = client_ctx(task, data(task))
     stages = watched(method, ctx, tell(told(task, method)), None)
     _, work = next(stages)
-    before, thresholds = copy(work.params), work.thresholds.clone()
-    masks = {each: mask.clone() for each, mask in work.kept.items()}
+    before, thresholds = copy(work.model.params), work.thresholds.clone()
+    masks = {each: mask.clone() for each, mask in work.model.masks.items()}
     assert any(not mask.all() and mask.any() for mask in masks.values())
     kinds = []
     for kind, work in stages:
@@ -57,38 +59,38 @@ def test_weights_train_under_their_mask_and_then_thresholds_alone(
         if kind == "weights":
             assert torch.equal(work.thresholds, thresholds)
             for each, mask in masks.items():
-                assert torch.equal(work.kept[each], mask)
-                assert torch.equal(work.params[each][~mask], before[each][~mask])
-                assert not torch.equal(work.params[each][mask], before[each][mask])
-            trained = copy(work.params)
+                assert torch.equal(work.model.masks[each], mask)
+                assert torch.equal(work.model.params[each][~mask], before[each][~mask])
+                assert not torch.equal(work.model.params[each][mask], before[each][mask])
+            trained = copy(work.model.params)
         else:
             assert not torch.equal(work.thresholds, thresholds)
             thresholds = work.thresholds.clone()
             for each in task.layout.parameters:
-                assert torch.equal(work.params[each], trained[each])
+                assert torch.equal(work.model.params[each], trained[each])
         assert work.thresholds.min() >= 0 and work.thresholds.max() <= 1
-        assert all(work.params[each].abs().max() <= 1 for each in masks)
+        assert all(work.model.params[each].abs().max() <= 1 for each in masks)
     assert kinds == ["weights"] * 6 + ["thresholds"] * 3
     for each in task.layout.buffers:  # batch statistics are still gathered
-        assert not torch.equal(work.params[each], trained[each])
+        assert not torch.equal(work.model.params[each], trained[each])
     for each in task.layout.dense:
         if each != "0.bias" or name != "normed":  # which batch normalisation takes away again
-            assert not torch.equal(work.params[each], before[each])
+            assert not torch.equal(work.model.params[each], before[each])
 
 
 def test_a_mask_of_the_last_epoch_follows_the_thresholds() -> None:
     method = spafl(alpha=0.0, lr=1.0)
     ctx, work = start(method, layer(), exact(TAU))
     feed(method, ctx, work, [2], per_epoch=2)
-    assert work.kept["weight"].tolist() == [[True, True, False], [True, False, True]]
+    assert work.model.masks["weight"].tolist() == [[True, True, False], [True, False, True]]
     feed(method, ctx, work, [3], per_epoch=2)  # thresholds were .19 and .67
-    assert work.kept["weight"].tolist() == [[True, True, False], [False, False, False]]
+    assert work.model.masks["weight"].tolist() == [[True, True, False], [False, False, False]]
 
 
 def test_masks_that_are_declared_are_those_that_weights_were_trained_with() -> None:
     method = spafl(alpha=0.0, lr=1.0)
     ctx, work = start(method, layer(), exact(TAU))
-    active = work.kept["weight"].clone()
+    active = work.model.masks["weight"].clone()
     feed(method, ctx, work, [2, 3], per_epoch=2)
     done = method.finish(ctx, work)
     assert torch.equal(done.masks["weight"], active)
@@ -107,12 +109,12 @@ def test_masks_in_weight_epochs_are_renewed_when_asked_for(
     for epoch, wanted in enumerate(follows):
         method = spafl(mask_refresh=refresh)
         ctx, work = start(method, layer([[0.5, 0.3]], (1.0,)), exact([0.2]))
-        work.params["weight"][0, 1] = 0.1  # as if trained
+        work.model.params["weight"][0, 1] = 0.1  # as if trained
         place = (2 * epoch, 6, epoch, 3.0, 2)
         batch = Batch(exact([[0.1, 0.2]]), torch.zeros(1, dtype=torch.int64), Key(0), *place)
         method.step(ctx, work, batch)
-        assert work.kept["weight"].tolist() == [[True, not wanted]]
-        assert work.active is work.kept
+        assert work.model.masks["weight"].tolist() == [[True, not wanted]]
+        assert work.active is work.model.masks
 
 
 def test_biases_and_norms_train_in_the_last_epoch_when_asked_for() -> None:
@@ -121,10 +123,10 @@ def test_biases_and_norms_train_in_the_last_epoch_when_asked_for() -> None:
     ctx = client_ctx(task, data(task))
     for kind, work in watched(method, ctx, tell(told(task, method)), None):
         if kind == "weights":
-            trained = copy(work.params)
+            trained = copy(work.model.params)
     for name, leaf in task.layout.leaves.items():
         if name != "0.bias":  # which batch normalisation takes away again
-            assert torch.equal(work.params[name], trained[name]) == leaf.prunable
+            assert torch.equal(work.model.params[name], trained[name]) == leaf.prunable
 
 
 def test_everything_trains_at_once_when_joint() -> None:
@@ -132,21 +134,21 @@ def test_everything_trains_at_once_when_joint() -> None:
     ctx = client_ctx(task, data(task))
     stages = watched(method, ctx, tell(told(task, method)), None)
     _, work = next(stages)
-    before, thresholds = copy(work.params), work.thresholds.clone()
+    before, thresholds = copy(work.model.params), work.thresholds.clone()
     next(stages)
     assert not torch.equal(work.thresholds, thresholds)
     for name in task.layout.parameters:
-        assert not torch.equal(work.params[name], before[name])
+        assert not torch.equal(work.model.params[name], before[name])
 
 
 def test_overwritten_weights_are_lost_when_weights_train_and_only_then() -> None:
     method = spafl(overwrite_masked=True, lr=0.5, alpha=0.0)
     ctx, work = start(method, layer(), exact(TAU))
-    assert torch.equal(work.params["weight"], state(layer())["weight"])
+    assert torch.equal(work.model.params["weight"], state(layer())["weight"])
     feed(method, ctx, work, [1], per_epoch=1)
     feed(method, ctx, work, [1], per_epoch=1)  # more is masked now, and still there
-    assert torch.equal(work.params["weight"], state(layer())["weight"])
-    assert work.kept["weight"].tolist()[1] == [False, False, True]
+    assert torch.equal(work.model.params["weight"], state(layer())["weight"])
+    assert work.model.masks["weight"].tolist()[1] == [False, False, True]
 
 
 @pytest.mark.parametrize("clip", [0.05, 100.0])
@@ -159,7 +161,7 @@ def test_clipping_takes_weights_and_thresholds_together(clip: float) -> None:
         moves.append(
             torch.cat(
                 [
-                    work.params["weight"].flatten() - state(layer())["weight"].flatten(),
+                    work.model.params["weight"].flatten() - state(layer())["weight"].flatten(),
                     work.thresholds - exact(TAU),
                 ]
             )
@@ -175,7 +177,7 @@ def test_weight_decay_leaves_masked_weights_alone() -> None:
     ctx, work = start(method, layer(), exact(TAU))
     feed(method, ctx, work, [0])
     wanted = [[0.49 - 0.025, -0.22 + 0.01, 0.1], [-0.38 + 0.02, 0.3, -0.54 + 0.03]]
-    torch.testing.assert_close(work.params["weight"], exact(wanted), rtol=0, atol=1e-8)
+    torch.testing.assert_close(work.model.params["weight"], exact(wanted), rtol=0, atol=1e-8)
 
 
 # what is kept -----------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ def test_kept_momentum_goes_on_where_it_stopped() -> None:
     feed(method, ctx, second, [0])
     ctx, whole = start(method, layer(), exact(TAU))
     feed(method, ctx, whole, [0, 1, 0])
-    assert torch.equal(second.params["weight"], whole.params["weight"])
+    assert torch.equal(second.model.params["weight"], whole.model.params["weight"])
     assert torch.equal(second.thresholds, whole.thresholds)
 
 
@@ -245,8 +247,8 @@ def test_a_client_changes_nothing_that_it_was_given(name: str) -> None:
 def test_no_importance_is_the_default_with_changes_forced_to_zero(name: str) -> None:
     task = TASKS[name]
     ctx = client_ctx(task, data(task))
-    plain, without = toy(), toy(importance_rule="none")
-    local: Local | None = None
+    plain, without = toy(), toy(importance=False)
+    local = None
     for value, missed in ((0.5, 0.2), (1.0, 2.0)):
         down = tell(told(task, plain, value), told(task, plain, missed))
         skipped = train(without, ctx, down, local).result

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from spafl_cases import Pictures, Told, spafl
+from spafl_cases import Pictures, Told, changed, layout_of, spafl
 from torch import Tensor, nn
 from torch.nn import functional
 
 import gossamer as gs
-from gossamer import Client, Task, fields
+from gossamer import Client, Task
 from gossamer.accounting import paper_bits
 from gossamer.accounting.dry_run import Price, price
 from gossamer.engine.events import ClientFinished, Clock, Event
-from gossamer.methods.spafl import Local, SpaFL, Up
-from gossamer.methods.thresholds import Rows
+from gossamer.methods.as_published.spafl import SpaFLVariants
+from gossamer.methods.spafl import by_layer
 from gossamer.models import build
 from helpers import server_ctx
-from paper_models import COLOUR, GREY, layout_of
+from paper_models import COLOUR, GREY
+from paper_models import layout_of as paper_layout
 
 # training ---------------------------------------------------------------------------------------
 
@@ -40,15 +41,15 @@ class Watch:
         pass
 
 
-def two_rounds(task: Task, shape: Sequence[int], classes: int, **changes: Any) -> list[Local]:
+def two_rounds(task: Task, shape: Sequence[int], classes: int, **changes: Any) -> list[Any]:
     """Trains two clients twice, with all that must hold whatever the model; their states."""
     plain = {"clients": 2, "batch": 2, "lr": 0.05, "alpha": 0.05, "momentum": 0.9}
     method = spafl(**{**plain, **changes})
-    states: list[Local] = []
+    states: list[Any] = []
 
     @dataclass(frozen=True)
-    class Seen(SpaFL):
-        def finish(self, ctx: gs.Ctx, work: Any) -> gs.Result[Up, Local]:
+    class Seen(type(method)):  # type: ignore[misc]
+        def finish(self, ctx: gs.Ctx, work: Any) -> gs.Result[Any, Any]:
             done = super().finish(ctx, work)
             assert done.local is not None
             states.append(done.local)
@@ -64,26 +65,26 @@ def two_rounds(task: Task, shape: Sequence[int], classes: int, **changes: Any) -
         options=gs.Options(workers=1, eval_every=2),
     )
     history = found.state.history
-    rows = Rows.of(task.layout, method.threshold_classifier)
-    assert history.shape == (3, rows.total) and found.failed == 0
+    layout = layout_of(method, task)
+    assert history.shape == (3, layout.rows) and found.failed == 0
     assert history.min() >= 0 and history.max() <= 1
-    for name, part in rows.split(history[-1]).items():
+    for name, part in by_layer(layout, history[-1]).items():
         assert part.count_nonzero() > 0, name
     for event in watch.clients:
         traffic = {(entry.direction, entry.leaf): entry.sent for entry in event.traffic}
         assert traffic.pop(("up", "header")) == traffic.pop(("down", "header")) == 72
-        bits = 32.0 * rows.total
+        bits = 32.0 * layout.rows
         assert {line: sent for line, sent in traffic.items() if sent} == {
             ("up", "thresholds"): bits,
             ("down", "thresholds"): bits,
         }
     assert len(states) == 4
     for local in states:
-        assert all(local.params[name].abs().max() <= 1 for name in rows.names)
+        assert all(local.params[name].abs().max() <= 1 for name in layout.prunable)
         model = method.model(server_ctx(task, 2), found.state, local)
         assert all(tensor.isfinite().all() for tensor in model.values())
-        assert any((model[name] == 0).any() for name in rows.names)
-    apart = [name for name in task.layout.names if name not in rows.names]
+        assert any((model[name] == 0).any() for name in layout.prunable)
+    apart = [name for name in task.layout.names if name not in layout.prunable]
     for name in apart:  # biases, norms and statistics are everybody's own
         assert not torch.equal(states[-1].params[name], states[-2].params[name]), name
     return states
@@ -112,7 +113,7 @@ def test_an_lstm_trains_with_a_dense_head() -> None:
     task = Task.of(module, torch.zeros(2, 1, 6, 5), prunable=["lstm.*"])
     states = two_rounds(task, (1, 6, 5), 3)
     assert len(states[0].known) == 4 * 32
-    assert set(Rows.of(task.layout).names) == {
+    assert set(task.layout.prunable) == {
         f"lstm.weight_{which}_l{layer}" for which in ("ih", "hh") for layer in (0, 1)
     }
 
@@ -161,7 +162,7 @@ GIGABIT = 1e9
 def costs(task: Task, classes: int, rounds: int, **changes: Any) -> Price:
     """A dry run of ten clients out of a hundred with real messages, without tests."""
     return price(
-        fields.replace(SpaFL(), changes),
+        changed(changes),
         task,
         classes=classes,
         pool=100,
@@ -200,7 +201,7 @@ def test_bits_of_the_paper(
         assert 299 * paper(one) / GIGABIT == pytest.approx(2.155479, abs=5e-7)
     count = task.layout.rows
     assert one.total("up").sent == one.total("down").sent == 10 * (72 + 32 * count)
-    run = Told(SpaFL(downlink="sampled"), task)
+    run = Told(SpaFLVariants(downlink="sampled"), task)
     assert run.method.accounting.recipients == "sampled"
     up = run.method.replies(run.ctx, run.down(0))[0]
     both = sum(paper_bits(record, run.method.accounting) for record in (run.down(0), up))
@@ -237,8 +238,10 @@ def test_bits_and_operations_of_first_weights_that_are_sent() -> None:
 
 
 def test_an_lstm_has_the_thresholds_of_the_paper_without_those_of_its_classifier() -> None:
-    assert Rows.of(layout_of("lstm", GREY, 10), classifier=False).total == 2048
-    assert Rows.of(layout_of("lstm", GREY, 10, ("lstm.*",))).total == 2048
+    layout = paper_layout("lstm", GREY, 10)
+    task = Task(build("lstm", GREY, 10), functional.cross_entropy, layout)
+    assert layout_of(SpaFLVariants(threshold_classifier=False), task).rows == 2048
+    assert paper_layout("lstm", GREY, 10, ("lstm.*",)).rows == 2048
 
 
 @pytest.mark.parametrize(
@@ -248,10 +251,10 @@ def test_bits_of_resnet18_without_thresholds_on_its_classifier(
     width: int, thresholds: int, gigabits: float
 ) -> None:
     name = f"resnet18:width={width}"
-    layout = layout_of(name if width != 64 else "resnet18", COLOUR, 100)
+    layout = paper_layout(name if width != 64 else "resnet18", COLOUR, 100)
     task = Task(build(name, COLOUR, 100), functional.cross_entropy, layout)
-    method = SpaFL(threshold_classifier=False)
-    assert Rows.of(layout, classifier=False).total == thresholds
+    method = SpaFLVariants(threshold_classifier=False)
+    assert layout_of(method, task).rows == thresholds
     server = method.init(server_ctx(task))
     down = method.down(server_ctx(task), server, Client(0, 500))
     up = method.replies(server_ctx(task), down)[0]

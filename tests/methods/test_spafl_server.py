@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from spafl_cases import Told, again, data, kept, toy
+from spafl_cases import Told, again, data, followed, kept, masks_of, toy, up
 from torch import Tensor
 
 import gossamer as gs
 from gossamer import Client, Ctx, Exchange, Key, Params, Result, Task
 from gossamer.accounting import paper_bits, paper_rows
 from gossamer.engine.client import train
-from gossamer.methods import thresholds as rule
-from gossamer.methods.pruner import Work
-from gossamer.methods.spafl import Local, SpaFL, Up
-from gossamer.methods.thresholds import Rows
+from gossamer.methods.spafl import Local, SpaFL, Up, Work, by_layer, pruned
 from gossamer.wire import HEADER, PLAIN, Mode, Schema, WireError, decode, dump, encode
 from helpers import Toy, client_ctx, conv, linear, mlp, normed, same, server_ctx
 
@@ -52,20 +49,20 @@ def test_a_client_is_told_exactly_what_it_has_not_heard() -> None:
             unheard = everything[knew.get(id, 0) + 1 : -1]
             assert down.missed.shape == (len(unheard), 3)
             assert all(map(torch.equal, down.missed, unheard))
-            assert down.norm == down.start == {}
         if clients - refused:
             everything.append(run.server.history[-1])
         assert torch.equal(run.server.history, torch.stack(everything))
         for id in range(12):
-            seen = int(run.server.seen[id]) if id < len(run.server.seen) else 0
-            assert seen == (run.last[id] + 1 if id in run.last else 0)
+            seen = int(run.server.seen[id]) if id < len(run.server.seen) else -1
+            assert seen == (run.last[id] + 1 if id in run.last else -1)
     assert len(everything) == 1 + 7  # neither the empty round nor the refused one counts
 
 
 @pytest.mark.parametrize("mode", [PLAIN, Mode.parse("f16")], ids=str)
-def test_messages_hold_thresholds_and_nothing_else(mode: Mode) -> None:
+@pytest.mark.parametrize("changes", [{}, {"start": "seed"}], ids=["spafl", "variants"])
+def test_messages_hold_thresholds_and_nothing_else(mode: Mode, changes: dict[str, Any]) -> None:
     for name, count in (("mlp", 8 + 3), ("normed", 8 + 3), ("conv", 4 + 6 + 2)):
-        run = Told(toy(), TASKS[name])
+        run = Told(toy(**changes), TASKS[name])
         for clients, missed in (((0, 1), 0), ((1,), 0), ((1,), 0), ((0, 1, 5), None)):
             run.next(clients)
             for id, down in run.downs.items():
@@ -75,21 +72,25 @@ def test_messages_hold_thresholds_and_nothing_else(mode: Mode) -> None:
                 again = decode(data, Schema.of(down), mode)
                 assert torch.equal(again.thresholds, down.thresholds)  # not even rounded
                 assert torch.equal(again.missed, down.missed)
-                up = Up(torch.rand(count), {})
-                sent = encode(up, mode=mode, reference=down)
+                answer = up(down, torch.rand(count))
+                sent = encode(answer, mode=mode, reference=down)
                 assert len(sent) == HEADER + 4 * count
-                got = decode(sent, Schema.of(up), mode, reference=down)
-                assert torch.equal(got.thresholds, up.thresholds)
+                got = decode(sent, Schema.of(answer), mode, reference=down)
+                assert torch.equal(got.thresholds, answer.thresholds)
                 assert paper_bits(down, run.method.accounting) == 32 * count
-                assert paper_bits(up, run.method.accounting) == 32 * count
+                assert paper_bits(answer, run.method.accounting) == 32 * count
 
 
-def test_a_reply_of_another_shape_is_refused() -> None:
-    method, task = toy(), linear()
+@pytest.mark.parametrize("changes", [{}, {"start": "seed"}], ids=["spafl", "variants"])
+def test_a_reply_of_another_shape_is_refused(changes: dict[str, Any]) -> None:
+    method, task = toy(**changes), linear()
     ctx = server_ctx(task)
     server = method.init(ctx)
     down = method.down(ctx, server, Client(0, 20))
-    for odd in (Up(torch.zeros(1), {}), Up(torch.zeros(3), {"bias": torch.zeros(3)})):
+    odd_ones = [up(down, torch.zeros(1))]
+    if changes:
+        odd_ones.append(replace(up(down, torch.zeros(3)), norm={"bias": torch.zeros(3)}))
+    for odd in odd_ones:
         with pytest.raises(WireError):
             method.merge(ctx, server, [Exchange(Client(0, 20), down, odd)])
     for fine in method.replies(ctx, down):
@@ -104,7 +105,7 @@ class OneIsBroken(SpaFL):
         done = super().finish(ctx, work)
         if len(ctx.own.train) != 21:
             return done
-        return replace(done, up=Up(done.up.thresholds[:-1], {}))
+        return replace(done, up=Up(done.up.thresholds[:-1]))
 
 
 def test_a_run_goes_on_without_refused_replies() -> None:
@@ -112,7 +113,7 @@ def test_a_run_goes_on_without_refused_replies() -> None:
     found = gs.run(method, mlp(), Toy(3), rounds=3, options=gs.Options(eval_every=0))
     assert found.failed == 3
     assert found.state.history.shape == (4, 11)
-    assert found.state.seen.tolist() == [3, 0, 3]
+    assert found.state.seen.tolist() == [3, -1, 3]
 
 
 def test_the_mean_may_be_weighted_by_examples() -> None:
@@ -121,7 +122,7 @@ def test_the_mean_may_be_weighted_by_examples() -> None:
     server = method.init(ctx)
     down = method.down(ctx, server, Client(0, 30))
     sent = {30: torch.tensor([0.1, 0.2, 0.3]), 10: torch.tensor([0.5, 0.2, 0.7])}
-    answers = [Exchange(Client(n, n), down, Up(tau, {})) for n, tau in sent.items()]
+    answers = [Exchange(Client(n, n), down, up(down, tau)) for n, tau in sent.items()]
     found = method.merge(ctx, server, answers).history[-1]
     torch.testing.assert_close(found, torch.tensor([0.2, 0.2, 0.4]))
 
@@ -133,15 +134,15 @@ def test_the_mean_may_be_weighted_by_examples() -> None:
 def test_nothing_moves_before_the_first_aggregation(name: str) -> None:
     run = Told(toy(), TASKS[name])
     first = run.task.init(run.ctx.common.fold("init"))
-    assert same(run.work(0, None).params, first)
+    assert same(run.work(0, None).model.params, first)
     assert same(run.model(None), first)
 
 
-def followed(task: Task, before: Params, old: Tensor, new: Tensor) -> Params:
+def by_formula(task: Task, before: Params, old: Tensor, new: Tensor) -> Params:
     """A client's model after one broadcast, by the formula of section 2.4."""
-    rows, found = Rows.of(task.layout), dict(before)
-    changes, now = rows.split(new - old), rows.split(new)
-    for name in rows.names:
+    found = dict(before)
+    changes, now = by_layer(task.layout, new - old), by_layer(task.layout, new)
+    for name in task.layout.prunable:
         weight = before[name]
         shape = (-1, *[1] * (weight.dim() - 1))
         sign = weight.flatten(1).sum(1).sign()
@@ -156,12 +157,12 @@ def test_clients_that_were_not_sampled_change_through_importance_alone(name: str
     run = Told(toy(), TASKS[name])
     run.next([1])
     first = run.task.init(run.ctx.common.fold("init"))
-    wanted = followed(run.task, first, torch.zeros_like(run.server.history[0]), run.now)
+    wanted = by_formula(run.task, first, torch.zeros_like(run.server.history[0]), run.now)
     torch.testing.assert_close(run.model(None), wanted, rtol=0, atol=1e-6)
     local = train(run.method, run.ctx, run.down(0), None).result.local
     assert local is not None
     run.next([1])
-    wanted = followed(run.task, local.params, local.known, run.now)
+    wanted = by_formula(run.task, local.params, local.known, run.now)
     torch.testing.assert_close(run.model(local), wanted, rtol=0, atol=1e-6)
     dense = [each for each in wanted if each not in run.task.layout.prunable]
     assert all(torch.equal(run.model(local)[each], local.params[each]) for each in dense)
@@ -185,7 +186,6 @@ def test_a_test_after_missed_rounds_shows_what_the_client_will_begin_with(
     """Bit for bit, and as if it had received every broadcast when it was sent."""
     task, method = TASKS[name], toy(reset_density=0.0, **changes)
     run = Told(method, task)
-    rows = Rows.of(task.layout)
     run.next([0, 1, 2])
     run.next([0, 1])
     local = again(train(method, run.ctx, run.down(0), None).result.local)
@@ -193,16 +193,16 @@ def test_a_test_after_missed_rounds_shows_what_the_client_will_begin_with(
     run.next([0, 1, 3])
     for missed in range(5):
         step = torch.stack([known, run.now])
-        received = method.importance.apply(rows, received, step, method.pruning.clamp)
+        received = followed(method, task, received, step)
         known = run.now
         down, model = run.down(0), run.model(local)
         assert len(down.missed) == missed
         work = run.work(0, local)
-        masks = {each: mask.float() for each, mask in work.kept.items()}
+        masks = {each: mask.float() for each, mask in work.model.masks.items()}
         assert any((mask == 0).any() for mask in masks.values())
-        assert same(model, rule.pruned(work.params, masks))
+        assert same(model, pruned(work.model.params, masks))
         for each, tensor in received.items():
-            torch.testing.assert_close(work.params[each], tensor, rtol=0, atol=1e-6)
+            torch.testing.assert_close(work.model.params[each], tensor, rtol=0, atol=1e-6)
         run.next([1, 2])
 
 
@@ -216,8 +216,8 @@ def test_a_client_that_lost_its_state_starts_again() -> None:
     work = run.work(0, None)
     first = run.task.init(run.ctx.common.fold("init"))
     versions = torch.cat([torch.zeros(1, 11), down.missed, down.thresholds[None]])
-    wanted = run.method.importance.apply(Rows.of(run.task.layout), first, versions, True)
-    assert same(work.params, wanted)
+    wanted = followed(run.method, run.task, first, versions)
+    assert same(work.model.params, wanted)
     assert torch.equal(work.known, run.server.history[-1])
 
 
@@ -226,17 +226,16 @@ def test_a_client_that_lost_its_state_starts_again() -> None:
 
 def test_unavailable_clients_count_change_from_what_they_heard_last() -> None:
     run = Told(toy(downlink="sampled"), mlp())
-    rows = Rows.of(run.task.layout)
     local, first = None, run.task.init(run.ctx.common.fold("init"))
-    assert same(run.work(0, None).params, first)
+    assert same(run.work(0, None).model.params, first)
     for clients in ([0, 1], [1], [1, 2], [0]):
         if 0 in clients:
             down = run.down(0)
             assert len(down.missed) == 0 and len(encode(down)) == HEADER + 4 * 11
             before = (local.params, local.known) if local else (first, torch.zeros(11))
             versions = torch.stack([before[1], down.thresholds])
-            wanted = run.method.importance.apply(rows, before[0], versions, True)
-            assert same(run.work(0, local).params, wanted)
+            wanted = followed(run.method, run.task, before[0], versions)
+            assert same(run.work(0, local).model.params, wanted)
             local = train(run.method, run.ctx, down, local).result.local
             assert torch.equal(local.known, down.thresholds)
         run.next(clients)
@@ -246,10 +245,9 @@ def test_unavailable_clients_count_change_from_what_they_heard_last() -> None:
 
 def test_unavailable_clients_may_be_told_the_last_step_of_the_server() -> None:
     run = Told(toy(downlink="sampled", delta_ref="last-server-step"), mlp())
-    rows = Rows.of(run.task.layout)
     first = run.task.init(run.ctx.common.fold("init"))
     assert len(run.down(0).missed) == 0  # no step yet
-    assert same(run.work(0, None).params, first)
+    assert same(run.work(0, None).model.params, first)
     run.next([0, 1])
     run.next([1])
     local = kept(run.method, run.ctx, first, torch.full((11,), 0.5))
@@ -258,23 +256,22 @@ def test_unavailable_clients_may_be_told_the_last_step_of_the_server() -> None:
     assert torch.equal(down.missed, run.server.history[-2:-1])
     assert len(encode(down)) == HEADER + 2 * 4 * 11
     assert paper_bits(down, run.method.accounting) == 32 * 11
-    wanted = run.method.importance.apply(rows, first, run.server.history[-2:], True)
+    wanted = followed(run.method, run.task, first, run.server.history[-2:])
     for held in (local, None):
-        assert same(run.work(0, held).params, wanted)
+        assert same(run.work(0, held).model.params, wanted)
     assert not same(wanted, first)
 
 
 @pytest.mark.parametrize("delta_ref", ["last-received", "last-server-step"])
 def test_unavailable_clients_are_tested_with_what_they_have(delta_ref: str) -> None:
     run = Told(toy(downlink="sampled", delta_ref=delta_ref), mlp())
-    rows = Rows.of(run.task.layout)
     run.next([0])
     local = train(run.method, run.ctx, run.down(0), None).result.local
     assert local is not None and not torch.equal(local.own, local.known)
-    masks = dict(rule.masks_of(rows, local.params, local.own, False))
+    masks = masks_of(run.method, run.task, local.params, local.own)
     for _ in range(3):
         run.next([1])
-        assert same(run.model(local), rule.pruned(local.params, masks))
+        assert same(run.model(local), pruned(local.params, masks))
     first = run.task.init(run.ctx.common.fold("init"))
     assert same(run.model(None), first)
 
@@ -284,9 +281,8 @@ def test_unavailable_clients_are_tested_with_what_they_have(delta_ref: str) -> N
 
 def test_clients_may_be_tested_before_they_hear_of_new_thresholds() -> None:
     """Who trained, with its own; who did not, with those of the round's start."""
-    after, before = toy(), toy(eval_point="before")
+    after, before = toy(eval_point="after"), toy(eval_point="before")
     run = Told(before, mlp())
-    rows = Rows.of(run.task.layout)
     first = run.task.init(run.ctx.common.fold("init"))
     assert same(run.model(None), first)
     run.next([0])
@@ -294,8 +290,8 @@ def test_clients_may_be_tested_before_they_hear_of_new_thresholds() -> None:
     local = train(before, run.ctx, run.down(0), None).result.local
     assert local is not None
     run.next([0])
-    own = dict(rule.masks_of(rows, local.params, local.own, False))
-    assert same(run.model(local), rule.pruned(local.params, own))
+    own = masks_of(before, run.task, local.params, local.own)
+    assert same(run.model(local), pruned(local.params, own))
     for _ in range(2):
         earlier = run.server
         run.next([1])
@@ -331,13 +327,13 @@ def test_biases_and_norms_may_be_shared(downlink: str) -> None:
     shared = server.norm if downlink == "all" else done[0].up.norm  # as far as it has come
     assert same({n: model[n] for n in server.norm}, {n: shared[n] for n in server.norm})
     work = method.begin(own[0], told, done[0].local).work
-    assert same({n: work.params[n] for n in server.norm}, server.norm)
+    assert same({n: work.model.params[n] for n in server.norm}, server.norm)
     early = replace(method, eval_point="before").model(ctx, server, done[0].local)
     assert same({n: early[n] for n in server.norm}, {n: done[0].up.norm[n] for n in server.norm})
 
 
 def test_nothing_but_thresholds_is_shared_otherwise() -> None:
-    method, task = toy(), normed()
+    method, task = toy(share_norm=False), normed()
     done = train(method, client_ctx(task, data(task)), Told(method, task).down(0), None).result
     assert done.up.norm == {} and method.init(server_ctx(task)).norm == {}
 
@@ -364,7 +360,7 @@ def test_first_weights_that_were_sent_are_those_that_are_trained() -> None:
     down = run.down(0)
     doubled = {name: 2 * tensor for name, tensor in down.start.items()}
     work = run.method.begin(run.ctx, replace(down, start=doubled), None).work
-    assert same(work.params, doubled)
-    assert dump(run.method.begin(run.ctx, down, None).work.params) == dump(
-        toy().begin(run.ctx, replace(down, start={}), None).work.params
+    assert same(work.model.params, doubled)
+    assert dump(run.method.begin(run.ctx, down, None).work.model.params) == dump(
+        toy().begin(run.ctx, replace(down, start={}), None).work.model.params
     )

@@ -11,8 +11,10 @@ from spafl_cases import (
     data,
     exact,
     feed,
+    followed,
     kept,
     layer,
+    layout_of,
     merged,
     spafl,
     start,
@@ -25,10 +27,9 @@ from torch import nn
 
 from gossamer import METHODS, Client, Task, Training, fields
 from gossamer.engine.client import train
-from gossamer.methods import thresholds as rule
-from gossamer.methods.spafl import SpaFL
-from gossamer.methods.thresholds import Rows
-from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, server_ctx
+from gossamer.methods.as_published.spafl import SpaFLVariants
+from gossamer.methods.spafl import SpaFL, mask_of
+from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, same, server_ctx
 
 # settings ---------------------------------------------------------------------------------------
 
@@ -68,9 +69,9 @@ def test_the_classifier_may_go_without_thresholds() -> None:
     assert with_all.init(server_ctx(task)).history.shape == (1, 4 + 6 + 2)
     assert without.init(server_ctx(task)).history.shape == (1, 4 + 6)
     work = without.begin(ctx, tell(torch.full((10,), 0.1)), None).work
-    assert set(work.kept) == {"0.weight", "2.weight"}
+    assert set(work.model.masks) == {"0.weight", "2.weight"}
     local = train(without, ctx, tell(torch.full((10,), 0.1)), None).result.local
-    assert not torch.equal(local.params["4.weight"], work.params["4.weight"])  # but it trains
+    assert not torch.equal(local.params["4.weight"], work.model.params["4.weight"])  # but it trains
     started = without.init(server_ctx(task))
     server = merged(without, task, started, {0: torch.full((10,), 0.1)})
     model = without.model(server_ctx(task), server, None)
@@ -80,7 +81,8 @@ def test_the_classifier_may_go_without_thresholds() -> None:
 def test_the_last_linear_layer_is_no_classifier_if_it_is_not_pruned_at_all() -> None:
     module = nn.Sequential(nn.Linear(INPUTS, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     task = Task.of(module, torch.zeros(2, INPUTS), prunable=["0.weight"])
-    assert Rows.of(task.layout, classifier=False).names == ("0.weight",)
+    method = SpaFLVariants(threshold_classifier=False)
+    assert layout_of(method, task).prunable == ("0.weight",)
 
 
 def test_a_bias_that_is_to_be_pruned_has_a_threshold_for_each_of_its_numbers() -> None:
@@ -95,9 +97,8 @@ def test_a_bias_that_is_to_be_pruned_has_a_threshold_for_each_of_its_numbers() -
         server = method.init(server_ctx(task))
         server = merged(method, task, server, {0: done.up.thresholds})
         model = method.model(server_ctx(task), server, done.local)
-        rows = Rows.of(task.layout)
-        later = method.importance.apply(rows, done.local.params, server.history, True)
-        kept_ = rule.mask(later["bias"], server.history[-1][CLASSES:])
+        later = followed(method, task, done.local.params, server.history)
+        kept_ = mask_of(later["bias"], server.history[-1][CLASSES:], structured)
         torch.testing.assert_close(model["bias"], later["bias"] * kept_)
 
 
@@ -106,7 +107,8 @@ def test_presets_are_what_the_authors_code_does() -> None:
     default, old, new = (
         METHODS[name] for name in ("spafl", "spafl-iclr-bytecode", "spafl-neurips-release")
     )
-    assert default == SpaFL() and isinstance(old, SpaFL) and isinstance(new, SpaFL)
+    assert default == SpaFL() and METHODS["spafl-variants"] == SpaFLVariants()
+    assert isinstance(old, SpaFLVariants) and isinstance(new, SpaFLVariants)
     values = {item.name: item.default for item in fields.settings(default)}
     assert (values["lr"], values["momentum"], values["epochs"], values["batch"]) == (
         0.001,
@@ -142,8 +144,26 @@ def test_presets_are_what_the_authors_code_does() -> None:
     }
 
 
-def differing(method: SpaFL) -> dict[str, Any]:
-    plain = {item.name: item.default for item in fields.settings(SpaFL())}
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_variants_with_their_defaults_give_the_bits_of_the_algorithm(name: str) -> None:
+    task = {"mlp": mlp(), "conv": conv()}[name]
+    ctx = client_ctx(task, data(task))
+    models, sent = [], []
+    for method in (toy(), toy(momentum_state="reset")):
+        server = method.init(server_ctx(task))
+        server = merged(method, task, server, {0: told(task, method, 0.5)})
+        server = merged(method, task, server, {1: told(task, method)}, round=2)
+        down = method.down(server_ctx(task, 3), server, Client(0, 20))
+        done = train(method, ctx, down, None).result
+        sent.append(done.up.thresholds)
+        server = merged(method, task, server, {0: done.up.thresholds}, round=3)
+        models.append(method.model(server_ctx(task, 3), server, done.local))
+    assert isinstance(toy(), SpaFL) and torch.equal(*sent)
+    assert same(*models)
+
+
+def differing(method: SpaFLVariants) -> dict[str, Any]:
+    plain = {item.name: item.default for item in fields.settings(SpaFLVariants())}
     found = {item.name: item.default for item in fields.settings(method)}
     return {name: value for name, value in found.items() if value != plain[name]}
 

@@ -14,8 +14,8 @@ from spafl_cases import (
 from torch import Tensor, nn
 
 from gossamer import Batch, Key, Params, Task
-from gossamer.methods import thresholds as rule
-from gossamer.methods.thresholds import Rows
+from gossamer.methods.as_published.spafl_training import distance
+from gossamer.methods.spafl import by_layer, mask_of
 
 
 class Step(torch.autograd.Function):
@@ -67,11 +67,10 @@ def by_autograd(
     task: Task, params: Params, tau: Tensor, batch: Batch, structured: bool, long_tail: bool
 ) -> tuple[Params, Tensor, Params]:
     """Gradients of weights and thresholds, and of weights where the mask passes none."""
-    rows = Rows.of(task.layout)
     free = {name: params[name].clone().requires_grad_() for name in task.layout.parameters}
     thresholds = tau.clone().requires_grad_()
     masked, fixed = dict(params) | free, dict(params) | free
-    for name, part in rows.split(thresholds).items():
+    for name, part in by_layer(task.layout, thresholds).items():
         size = free[name].abs()
         if structured:
             size = size.flatten(1).mean(1).view(-1, *[1] * (size.dim() - 1)).expand_as(size)
@@ -95,19 +94,20 @@ def test_a_step_follows_autograd_through_the_straight_through_step(
     task = Task.of(module, torch.zeros(2, *shape, dtype=torch.float64), criterion=outputs)
     draw = Key(1).generator()
     params = {n: 2 * torch.randn(t.shape, generator=draw).double() for n, t in state(task).items()}
-    rows = Rows.of(task.layout)
-    tau = 3 * torch.rand(rows.total, generator=draw).double()
+    tau = 3 * torch.rand(task.layout.rows, generator=draw).double()
     if structured:  # near the mean magnitudes, so that some rows are on each side
-        tau = 1 + 1.5 * torch.rand(rows.total, generator=draw).double()
+        tau = 1 + 1.5 * torch.rand(task.layout.rows, generator=draw).double()
     x = torch.randn(7, *shape, generator=draw).double()
     batch = Batch(x, torch.zeros(7, dtype=torch.int64), Key(0), 0, 1, 0, 1.0, 1)
     wanted, for_tau, plain = by_autograd(task, params, tau, batch, structured, ste == "longtail")
-    assert 0.2 < rule.mean_density(dict(rule.masks_of(rows, params, tau, structured))) < 0.9
+    parts = by_layer(task.layout, tau)
+    masks = [mask_of(params[name], part, structured).double() for name, part in parts.items()]
+    assert 0.2 < sum(float(mask.mean()) for mask in masks) / len(masks) < 0.9
     if ste == "longtail":  # all three parts of the slope take part
         far = torch.cat(
             [
-                rule.distance(params[name], part, structured).abs().flatten()
-                for name, part in rows.split(tau).items()
+                distance(params[name], part, structured).abs().flatten()
+                for name, part in parts.items()
             ]
         )
         assert (far <= 0.4).any() and ((far > 0.4) & (far <= 1)).any()
@@ -126,10 +126,10 @@ def test_a_step_follows_autograd_through_the_straight_through_step(
         )
         ctx, work = start(method, task, tau, params=params)
         if net == "conv":
-            assert work.params["0.weight"].is_contiguous(memory_format=torch.channels_last)
+            assert work.model.params["0.weight"].is_contiguous(memory_format=torch.channels_last)
         method.step(ctx, work, batch)
         torch.testing.assert_close(tau - work.thresholds, for_tau, rtol=1e-10, atol=1e-12)
         assert for_tau.count_nonzero() > len(for_tau) / 2
         for name, gradient in weights.items():
-            moved = params[name] - work.params[name]
+            moved = params[name] - work.model.params[name]
             torch.testing.assert_close(moved, gradient, rtol=1e-9, atol=1e-11)

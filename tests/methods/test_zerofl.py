@@ -28,6 +28,7 @@ from gossamer import (
 from gossamer.accounting import FLOPS, Effort, densities, paper_bits
 from gossamer.engine.client import batches
 from gossamer.methods.parts.dense_model import Down, Work
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.methods.zerofl import Server, Up, ZeroFL
 from gossamer.models import build
 from gossamer.sparsity import swat
@@ -84,7 +85,7 @@ def test_the_three_uploads_of_a_neuron(upload: Any, wanted: Params, merged: list
     method = ZeroFL(upload=upload, density=0.25, mask_ratio=0.25)
     up = sent(method)
     assert total(up.mask) == 2
-    assert unpack(up.values, up.mask)["weight"][0].tolist() == pytest.approx(wanted)
+    assert unpack(up.model.values, up.mask)["weight"][0].tolist() == pytest.approx(wanted)
     state, ctx = model_of(BEFORE), server_ctx(neuron())
     exchange = Exchange(Client(0, 20), method.down(ctx, state, Client(0, 20)), up)
     found = method.merge(ctx, state, [exchange]).params["weight"][0]
@@ -100,7 +101,9 @@ def test_clients_count_by_examples_and_with_zero_where_they_sent_nothing(upload:
     for id, (examples, kept, value) in enumerate([(10, 0, 8.0), (30, 0, 4.0), (40, 2, 2.0)]):
         mask = {"weight": torch.arange(4).reshape(1, 4) == kept}
         packed = Packed({"weight": torch.tensor([value])}, {"weight": (1, 4)})
-        exchanges.append(Exchange(Client(id, examples), down, Up(mask, packed, {}, {})))
+        exchanges.append(
+            Exchange(Client(id, examples), down, Up(mask, SparseModel(packed, {}, {})))
+        )
     mean = torch.tensor([200 / 80, 0, 80 / 80, 0])
     wanted = mean if upload == "top-weights" else mean + torch.tensor([1.0, 2, 3, 4])
     found = method.merge(ctx, state, exchanges)
@@ -132,8 +135,8 @@ def test_each_layer_sends_its_part_rounded_up(
     (first,) = played(method, 1, norm=True)
     for exchange in first.exchanges:
         assert sparsity.count(exchange.up.mask) == wanted
-        assert set(exchange.up.dense) == {"0.bias", "1.weight", "1.bias", "2.bias", "5.bias"}
-        assert set(exchange.up.buffers) == {"1.running_mean", "1.running_var"}
+        assert set(exchange.up.model.dense) == {"0.bias", "1.weight", "1.bias", "2.bias", "5.bias"}
+        assert set(exchange.up.model.buffers) == {"1.running_mean", "1.running_var"}
 
 
 # training -----------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def test_weights_that_are_not_used_are_trained_too() -> None:
     method = small(mask_ratio=0.8, upload="diff-of-top-weights")
     (first,) = played(method, 1)
     for exchange, result in zip(first.exchanges, first.results, strict=True):
-        change = unpack(exchange.up.values, exchange.up.mask)["2.weight"]
+        change = unpack(exchange.up.model.values, exchange.up.mask)["2.weight"]
         unused = ~result.masks["2.weight"]
         # Those of filters that no example opens have no gradient.
         assert (change[unused] != 0).float().mean() > 0.3
@@ -236,15 +239,15 @@ def test_the_ledger_has_a_dense_model_down_and_compressed_rows_up() -> None:
     for event in heard(method, 2, norm=True).finished:
         assert rows(event, "down")["params"].paper == 32 * (324 + rest)
         up = rows(event, "up")
-        assert up["mask"].paper == 32 * kept + 64 * 3 and up["values"].paper == 32 * kept
+        assert up["mask"].paper == 32 * kept + 64 * 3 and up["model.values"].paper == 32 * kept
         assert up["mask"].sent < up["mask"].paper / 4
-        assert up["dense"].paper + up["buffers"].paper == 32 * rest
+        assert up["model.dense"].paper + up["model.buffers"].paper == 32 * rest
         assert event.density == pytest.approx(0.2, abs=0.01)
 
 
 def test_statistics_do_not_travel_if_they_are_found_before_a_test() -> None:
     for event in heard(small(bn="static"), 1, norm=True).finished:
-        assert set(rows(event, "up")) == {"header", "mask", "values", "dense"}
+        assert set(rows(event, "up")) == {"header", "mask", "model.values", "model.dense"}
 
 
 def test_all_three_passes_cost_the_density() -> None:
@@ -263,7 +266,7 @@ def test_resnet_saves_what_flash_says_of_zerofl(density: float, savings: float) 
     mask = {n: torch.arange(layout[n].count).reshape(shapes[n]) < kept[n] for n in shapes}
     values = {name: torch.zeros(count) for name, count in kept.items()}
     dense = {name: torch.zeros(layout[name].shape) for name in layout.dense}
-    bits = paper_bits(Up(mask, Packed(values, shapes), dense, {}), method.accounting)
+    bits = paper_bits(Up(mask, SparseModel(Packed(values, shapes), dense, {})), method.accounting)
     assert 32 * layout.count / bits == pytest.approx(savings, abs=5e-5)
 
 

@@ -29,6 +29,9 @@ PROBED = 3
 GBIT = {
     "spafl/fmnist": 1.0208,
     "spafl/fmnist-literal": 1.0208,
+    "spafl/fmnist-unavailable": 0.1856,
+    "spafl/cifar10-unavailable": 0.208,
+    "spafl/cifar100-unavailable": 0.13952,
     "spafl/fmnist-table3": 1.0208,
     "spafl/fmnist-fedavg": 137.76,
     "spafl/fmnist-lg": 1.6,

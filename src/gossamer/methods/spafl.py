@@ -1,304 +1,258 @@
-"""SpaFL: a trainable threshold per neuron prunes it, and thresholds are all that travels.
+"""SpaFL: every neuron has a trainable threshold that prunes its weights; only thresholds travel.
+
+A client trains its own weights under the masks of the thresholds it received, then the thresholds.
+The server averages them. Their change tells a client which neurons matter to others.
 
 Kim, Saad, Debbah, Hong: SpaFL: Communication-efficient federated learning with sparse models and
-low computational overhead. NeurIPS 2024. https://arxiv.org/abs/2406.00431
-
-Every client keeps weights of its own. It trains them under the mask of the thresholds it received,
-then trains the thresholds with the weights at rest; the server averages thresholds. What others
-changed tells a client which neurons matter, and it moves its weights accordingly (`Importance`).
-
-The default is the algorithm of the paper's first version; `bytecode` and `release` are the two
-generations of its code, with their defects only where `bug_compat` asks for them.
+low computational overhead. NeurIPS 2024. https://arxiv.org/abs/2406.00431 (numbers: version 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import fsum
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gossamer import merge
+from gossamer import merge, optim
 from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import thresholds as rule
-from gossamer.methods.pruner import Pruner, Work
-from gossamer.methods.thresholds import Importance, Regularisation, Rows
+from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.optim import Training
+from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
 
-NOTHING = torch.zeros(0)
-_THRESHOLDS = "the thresholds"
-_BLOCK = 64  # rows of the history looked through at once
+Move = Callable[[Tensor, Tensor], Tensor]  # by sums over neurons and changes of thresholds
 
 
 @dataclass(frozen=True)
 class Server:
-    history: Tensor
-    """Thresholds after every aggregation, one row each; the first row is where all begin."""
-    seen: Tensor
-    """By client id: how many of these rows the client knows."""
-    norm: Params
+    history: Tensor  # thresholds after every aggregation, one row each; the first row is zero
+    seen: Tensor  # by client id: how many of these rows the client has received
 
 
 @dataclass(frozen=True)
 class Down:
     thresholds: Tensor = field(metadata=EXACT)
-    missed: Tensor = field(metadata=EXACT)
-    """Earlier thresholds, told to all while this client was not listening, oldest first."""
-    norm: Params
-    start: Params
+    missed: Tensor = field(metadata=EXACT)  # earlier broadcasts this client did not receive
 
 
 @dataclass(frozen=True)
 class Up:
     thresholds: Tensor = field(metadata=EXACT)
-    norm: Params
 
 
 @dataclass(frozen=True)
 class Local:
     params: Params
+    known: Tensor  # the thresholds last received
+
+
+@dataclass
+class Work:
+    model: masked_training.Work
+    thresholds: Tensor
     known: Tensor
-    """The thresholds last received."""
-    own: Tensor
-    """The thresholds as this client trained them."""
-    velocity: Params
-    pace: Tensor
-    """Momentum of thresholds, where it is kept."""
-    densities: Tensor
-    """Of each layer at the last batch."""
+    velocity: Tensor | None = None  # of the thresholds
+    resets: int = 0
 
 
 @dataclass(frozen=True)
 class SpaFL:
     clients: int = option(10, "clients per round", least=1)
+    alpha: float = option(0.002, "weight of the regulariser that raises thresholds", least=0)
+    regulariser: Literal["exp", "inv"] = option("exp", "sum of exp(-t), or of 1/(t + 0.1) (A.7)")
+    structured: bool = option(False, "prune whole neurons, by their mean magnitude (A.6)")
+    importance: bool = option(True, "move weights by the change of their threshold (eq. 12, A.8)")
+    reset_density: float = option(0.01, "a sparser layer is reset to dense", least=0, below=1)
+    eta_tau: float = option(0.0, "learning rate of thresholds; 0: that of weights", least=0)
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
-    pruning: Pruner = Pruner()
-    importance: Importance = Importance()
-    threshold_classifier: bool = option(True, "whether the last linear layer has thresholds too")
-    momentum_state: Literal["reset", "persist"] = option(
-        "reset", "momentum begins anew in each round, or is kept by the client"
-    )
-    downlink: Literal["all", "sampled"] = option(
-        "all", "who hears of new thresholds: everybody, or only clients about to train"
-    )
-    delta_ref: Literal["last-received", "last-server-step"] = option(
-        "last-received", "what counts as change for a client that hears of thresholds when sampled"
-    )
-    eval_point: Literal["after", "before"] = option(
-        "after", "test clients with the new thresholds, or with their own before these arrive"
-    )
-    share_norm: bool = option(False, "also average biases and normalisation")
-    start: Literal["seed", "sent"] = option(
-        "seed", "first weights come from the common seed, or are sent to each client once"
-    )
-    weighting: merge.Weighting = option("uniform", "what a client counts for in the mean")
-
-    @property
-    def accounting(self) -> Accounting:
-        """As the paper counts: every client is charged for thresholds, nobody for first weights."""
-        recipients: Literal["all", "sampled"] = "all" if self.downlink == "all" else "sampled"
-        return Accounting(recipients=recipients, uncharged="missed,start")
+    accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        self.pruning.check(self.training)
-        count = self._rows(ctx).total
-        if not count:
-            raise ValueError("this model has no layer that may be pruned; see --prunable")
-        norm = self._norm(ctx, ctx.task.init(ctx.common.fold("init"))) if self.share_norm else {}
-        return Server(torch.zeros(1, count), torch.zeros(0, dtype=torch.int32), norm)
+        check_epochs(self.training)
+        sparse_model.prunable(ctx)
+        return Server(torch.zeros(1, ctx.task.layout.rows), held_versions.NOBODY)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         seen = int(state.seen[client.id]) if client.id < len(state.seen) else 0
-        if self.downlink == "all":
-            missed = state.history[max(seen, 1) : -1]
-        elif self.delta_ref == "last-server-step":
-            missed = state.history[-2:-1]
-        else:
-            missed = state.history[:0]
-        first = ctx.task.init(ctx.common.fold("init")) if self.start == "sent" and not seen else {}
-        return Down(state.history[-1], missed, state.norm, first)
+        return Down(state.history[-1], state.history[max(seen, 1) : -1])
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        heard: list[int] = []
-
-        def replies() -> Iterable[tuple[Params, float]]:
-            for exchange in exchanges:
-                sent, found = exchange.down, exchange.up
-                wanted = {**sent.norm, _THRESHOLDS: sent.thresholds}
-                fitting = merge.fitting({**found.norm, _THRESHOLDS: found.thresholds}, wanted)
-                yield fitting, merge.weight(exchange.client, self.weighting)
-                heard.append(exchange.client.id)
-
-        mean = merge.mean(replies())
-        if not heard:
+        replies = {
+            each.client.id: merge.fitting({"": each.up.thresholds}, {"": each.down.thresholds})
+            for each in exchanges
+        }
+        if not replies:
             return state
-        seen = state.seen.new_zeros(max(len(state.seen), max(heard) + 1))
-        seen[: len(state.seen)] = state.seen
-        seen[heard] = len(state.history)
-        # Who hears of thresholds only when sampled never needs more than the last two.
-        kept = state.history if self.downlink == "all" else state.history[-1:]
-        history = torch.cat([kept, mean.pop(_THRESHOLDS)[None]])
-        return Server(history, seen, mean)
+        mean = merge.mean((reply, 1.0) for reply in replies.values())[""]  # eq. 9
+        seen = held_versions.updated(state.seen, list(replies), len(state.history))
+        return Server(torch.cat([state.history, mean[None]]), seen)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """What the answer to a message looks like."""
-        return [Up(down.thresholds, down.norm)]
+        """Example replies, from which the reply schema is derived."""
+        return [Up(down.thresholds)]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        self.pruning.check(self.training)
-        rows = self._rows(ctx)
-        held = local or self._newcomer(ctx, down.start)
-        old = held.known[None]
-        if self.downlink == "sampled" and self.delta_ref == "last-server-step":
-            old = NOTHING.view(0, rows.total)  # the step before comes with the message
-        versions = torch.cat([old, down.missed, down.thresholds[None]])
-        params = self.importance.apply(rows, held.params, versions, self.pruning.clamp)
-        velocity: dict[str, Tensor | None] = {**ctx.task.own(held.velocity)}
-        work = Work(
-            rows,
-            ctx.task.own({**params, **down.norm}),
-            down.thresholds.to(ctx.task.device, copy=True),
-            down.thresholds,
-            self.training.rate(ctx),
-            velocity,
-            held.pace.to(ctx.task.device, copy=True) if len(held.pace) else None,
-            dict(zip(rows.names, held.densities.tolist(), strict=True)),
-        )
-        self.pruning.mask(work)
-        work.active = work.kept
+        check_epochs(self.training)
+        local = local or newcomer(ctx)
+        versions = torch.cat([local.known[None], down.missed, down.thresholds[None]])
+        params = self.followed(ctx, local.params, versions)
+        model = masked_training.begin(ctx, params, {}, self.training.rate(ctx))
+        work = Work(model, down.thresholds.to(ctx.task.device, copy=True), down.thresholds)
+        self.mask(ctx, work)  # Algorithm 1, line 5
+        model.start = model.masks
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        self.pruning.step(ctx, self.training, work, batch)
+        last_epoch = batch.step >= batch.steps - batch.per_epoch
+        if last_epoch:
+            self.mask(ctx, work)
+        sparse = pruned(work.model.params, work.model.factors)
+        loss, grads = ctx.task.gradients(sparse, batch)
+        if last_epoch:
+            self.train_thresholds(work, grads)  # Algorithm 1, line 10
+        else:
+            self.train_weights(work.model, grads, sparse)  # Algorithm 1, line 8
+        masked_training.record(work.model, loss, batch)
         return work
 
+    def train_weights(self, model: masked_training.Work, grads: Params, sparse: Params) -> None:
+        masked_training.multiply(grads, model.factors)
+        self.training.update(sparse, grads, model.velocity, model.rate)  # eq. 3
+        for name, mask in model.masks.items():  # pruned weights keep their values
+            weight = model.params[name]
+            weight.copy_(torch.where(mask, sparse[name], weight)).clamp_(-1, 1)
+
+    def train_thresholds(self, work: Work, grads: Params) -> None:
+        t, weights = work.thresholds, work.model.params
+        grad = -torch.cat([row_sum(grads[n] * weights[n]) for n in work.model.masks])  # eq. 6
+        slope = torch.exp(-t) if self.regulariser == "exp" else 1 / (t.abs() + 0.1) ** 2
+        grad.sub_(slope, alpha=self.alpha)  # eq. 4
+        if self.training.clip:
+            optim.clip([grad], self.training.clip)
+        if work.velocity is not None:
+            grad = work.velocity.mul_(self.training.momentum).add_(grad)
+        work.velocity = grad
+        t.add_(grad * -(self.eta_tau or work.model.rate)).clamp_(0, 1)
+
+    def mask(self, ctx: Ctx, work: Work) -> None:
+        """Masks by the current thresholds; a layer that is almost empty is reset (A.1.1)."""
+        model = work.model
+        model.masks = {}
+        for name, part in by_layer(ctx.task.layout, work.thresholds).items():
+            mask = mask_of(model.params[name], part, self.structured)
+            if int(mask.count_nonzero()) / mask.numel() < self.reset_density:
+                mask = mask_of(model.params[name], part.zero_(), self.structured)
+                work.resets += 1
+            model.masks[name] = mask
+        model.factors = masked_training.as_factors(model.masks, model.params)
+
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        rows = work.rows
-        keeps = self.momentum_state == "persist"
-        velocity = {name: v for name, v in work.velocity.items() if v is not None} if keeps else {}
-        densities = torch.tensor([work.densities[name] for name in rows.names])
-        parts = rows.split(work.thresholds)
-        return Result(
-            up=Up(work.thresholds, self._norm(ctx, work.params) if self.share_norm else {}),
-            local=Local(
-                work.params,
-                work.known,
-                work.thresholds,
-                velocity,
-                work.pace if keeps and work.pace is not None else NOTHING,
-                densities,
-            ),
-            masks=work.active,
-            metrics={
-                "loss": work.loss.item() / max(work.examples, 1),
-                "layer_density": rule.mean_density(work.active),
-                "resets": float(work.resets),
-                **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
-            },
-        )
+        model, parts = work.model, by_layer(ctx.task.layout, work.thresholds)
+        densities = [float(mask.float().mean()) for mask in model.start.values()]
+        metrics = {
+            "loss": masked_training.mean_loss(model),
+            "layer_density": fsum(densities) / len(densities),
+            "resets": float(work.resets),
+            **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
+        }
+        local = Local(model.params, work.known)
+        return Result(Up(work.thresholds), local, model.start, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        """A client's sparse model; that of no client is what a newcomer would begin with."""
-        rows = self._rows(ctx)
-        held = local or self._newcomer(ctx, {})
-        params, now = held.params, held.own
-        if self.downlink == "all":
-            known = self._version(state, held.known)
-            told = len(state.history) - (self.eval_point == "before" and len(state.history) > 1)
-            if known < told - 1 or self.eval_point == "after":
-                versions = state.history[known:told]
-                params = self.importance.apply(rows, params, versions, self.pruning.clamp)
-                now = versions[-1]
-        if self.share_norm and now is not held.own:  # it comes with the thresholds
-            params = {**params, **state.norm}
-        masks = dict(rule.masks_of(rows, params, now, self.pruning.structured))
-        if self.pruning.bug_compat != "none":
-            late = dict(zip(rows.names, held.densities.tolist(), strict=True))
-            masks = {
-                name: kept for name, kept in masks.items() if not self.pruning.scant(late[name])
-            }
-        return rule.pruned(params, masks)
+        """A client's sparse model after the latest broadcast."""
+        local = local or newcomer(ctx)
+        equal = (state.history == local.known).all(1).nonzero()
+        versions = state.history[int(equal[-1]) if len(equal) else 0 :]
+        params = self.followed(ctx, local.params, versions)
+        parts = by_layer(ctx.task.layout, versions[-1]).items()
+        return pruned(params, {n: mask_of(params[n], part, self.structured) for n, part in parts})
 
-    # parts ----------------------------------------------------------------------------------------
-
-    def _rows(self, ctx: Ctx) -> Rows:
-        return Rows.of(ctx.task.layout, self.threshold_classifier)
-
-    def _norm(self, ctx: Ctx, params: Params) -> Params:
-        """Biases and normalisation, with its running statistics."""
-        leaves = ctx.task.layout.leaves
-        return {
-            name: params[name]
-            for name, leaf in leaves.items()
-            if leaf.kind in ("norm", "bias", "buffer")
-        }
-
-    def _newcomer(self, ctx: Ctx, sent: Params) -> Local:
-        """A client before its first round: the common weights, and thresholds of zero."""
-        rows = self._rows(ctx)
-        zero = torch.zeros(rows.total)
-        params = sent or ctx.task.init(ctx.common.fold("init"))
-        return Local(params, zero, zero, {}, NOTHING, torch.ones(len(rows.names)))
-
-    def _version(self, state: Server, known: Tensor) -> int:
-        """Which thresholds of the server's history a client knows: the last that are equal."""
-        for end in range(len(state.history), 0, -_BLOCK):
-            start = max(end - _BLOCK, 0)
-            equal = (state.history[start:end] == known).all(1).nonzero()
-            if len(equal):
-                return start + int(equal[-1])
-        return 0
+    def followed(self, ctx: Ctx, params: Params, versions: Tensor) -> Params:
+        """Algorithm 1, line 15, for all broadcasts after the first of `versions`."""
+        changes = versions.double().diff(dim=0)
+        if not (self.importance and changes.any()):
+            return params
+        parts = by_layer(ctx.task.layout, changes).items()
+        return params | {name: follow(params[name], part) for name, part in parts}
 
 
-def bytecode() -> SpaFL:
-    """The older generation of the authors' code, which the paper's first version was run with."""
-    plain = SpaFL()
-    return replace(
-        plain,
-        pruning=Pruner(
-            Regularisation(reg_warmup="first", reg_off_density=0.1),
-            mask_refresh="first-epoch",
-            norm_in_tau_epoch=True,
-            clamp=False,
-            reset_inclusive=True,
-        ),
-        importance=Importance(importance_divisor="kernel"),
-        momentum_state="persist",
-    )
+def check_epochs(training: Training) -> None:
+    if training.epochs < 2:
+        raise ValueError("the last epoch trains thresholds only; --epochs must be at least 2")
 
 
-def release() -> SpaFL:
-    """The code released with the NeurIPS version: whole neurons, everything trained at once."""
-    plain = SpaFL()
-    return replace(
-        plain,
-        training=replace(plain.training, epochs=5),
-        pruning=Pruner(
-            Regularisation(reg_warmup="logistic"),
-            structured=True,
-            phases="joint",
-            mask_refresh="batch",
-            mask_grad_to_weight=True,
-            clamp=False,
-            reset_inclusive=True,
-        ),
-        importance=Importance(importance_divisor="kernel"),
-        momentum_state="persist",
-        downlink="sampled",
-        delta_ref="last-server-step",
-        eval_point="before",
-    )
+def newcomer(ctx: Ctx) -> Local:
+    """A client before its first round: the common first weights, and thresholds of zero."""
+    return Local(ctx.task.init(ctx.common.fold("init")), torch.zeros(ctx.task.layout.rows))
+
+
+def by_layer(layout: Layout, vectors: Tensor) -> Params:
+    """Each layer's part of vectors with one number per neuron; parts share their memory."""
+    counts = [layout[name].rows for name in layout.prunable]
+    parts = torch.split_with_sizes(vectors, counts, dim=-1)
+    return dict(zip(layout.prunable, parts, strict=True))
+
+
+def column(vector: Tensor, like: Tensor) -> Tensor:
+    return vector.view(-1, *[1] * (like.dim() - 1))
+
+
+def row_sum(tensor: Tensor) -> Tensor:
+    """The sum over the weights of each neuron; a bias has one weight per neuron."""
+    return tensor.sum(tuple(range(1, tensor.dim()))) if tensor.dim() > 1 else tensor
+
+
+def mask_of(weight: Tensor, thresholds: Tensor, structured: bool) -> Tensor:
+    """True where a weight, or the mean magnitude of its neuron, is above the threshold."""
+    size = weight.abs()
+    if structured:
+        size = column(row_sum(size) / weight[0].numel(), weight).expand_as(weight)
+    return size > column(thresholds, weight)  # eq. 2
+
+
+def pruned(params: Params, masks: Masks) -> Params:
+    return params | {name: params[name] * mask for name, mask in masks.items()}
+
+
+def signed(sums: Tensor, change: Tensor) -> Tensor:
+    """A neuron whose threshold fell is important: its weights grow along their dominant sign."""
+    return -sums.sign() * change
+
+
+def follow(
+    weight: Tensor, changes: Tensor, move: Move = signed, divisor: int = 0, clamp: bool = True
+) -> Tensor:
+    """Equation 12 for a layer and each change of its thresholds, one row each.
+
+    A change moves all weights of a neuron alike, so sums over neurons are carried from one change
+    to the next and weights are touched once, unless they could leave [-1, 1] on the way.
+    """
+    fan_in = weight[0].numel()
+    divisor = divisor or fan_in
+    farthest = changes.abs().sum(0).max() / divisor
+    if clamp and float(weight.abs().max()) + float(farthest) > 1:
+        for change in changes:
+            step = move(row_sum(weight).double(), change) / divisor
+            weight = (weight + column(step.to(weight.dtype), weight)).clamp_(-1, 1)
+        return weight
+    sums, total = row_sum(weight).double(), torch.zeros_like(changes[0])
+    for change in changes:
+        step = move(sums, change)
+        sums = sums + fan_in / divisor * step
+        total += step
+    return weight + column((total / divisor).to(weight.dtype), weight)

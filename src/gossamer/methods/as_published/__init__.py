@@ -7,7 +7,14 @@ every alternative reading of a paper as an option, and with its defaults gives t
 from typing import Any
 
 from gossamer.core import Method
-from gossamer.methods.as_published import feddst, flash, personal, pffdst, spafl
+from gossamer.methods.as_published import (
+    feddst,
+    fedpm,
+    flash,
+    personal,
+    pffdst,
+    spafl,
+)
 
 PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **spafl.ENTRIES,
@@ -15,4 +22,5 @@ PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
     **personal.ENTRIES,
+    **fedpm.ENTRIES,
 }
