@@ -51,7 +51,7 @@ from gossamer.sparsity.distance import (
     mismatch,
     mismatches,
 )
-from gossamer.sparsity.draw import nested, random_masks
+from gossamer.sparsity.draw import nested, perturbed, random_masks
 from gossamer.sparsity.evolution import (
     Carry,
     Growth,
@@ -63,6 +63,7 @@ from gossamer.sparsity.evolution import (
 from gossamer.sparsity.importance import (
     Additions,
     Adjustment,
+    Gathered,
     Importance,
     Pace,
     adjust,
@@ -98,6 +99,7 @@ __all__ = [
     "Counts",
     "Decay",
     "Densities",
+    "Gathered",
     "Growth",
     "Importance",
     "Number",
@@ -136,6 +138,7 @@ __all__ = [
     "nested",
     "numbers",
     "pattern",
+    "perturbed",
     "random_groups",
     "random_masks",
     "readjust",

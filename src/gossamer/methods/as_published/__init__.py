@@ -7,11 +7,14 @@ every alternative reading of a paper as an option, and with its defaults gives t
 from typing import Any
 
 from gossamer.core import Method
-from gossamer.methods.as_published import feddst, flash, pffdst, spafl
+from gossamer.methods.as_published import feddst, fedmef, fedtiny, flash, pffdst, prunefl, spafl
 
 PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **spafl.ENTRIES,
     **flash.ENTRIES,
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
+    **prunefl.ENTRIES,
+    **fedtiny.ENTRIES,
+    **fedmef.ENTRIES,
 }
