@@ -10,8 +10,7 @@ Huang, Zhuang, Chen, Lyu: FedMef: towards memory-efficient federated dynamic pru
 https://arxiv.org/abs/2403.14737
 
 The sources leave open the strength of the pull (1e-4 and 0.01 are known), which layers forget
-activations (here all but the first), and how convolutions are normalised (here as in networks
-without normalisation).
+activations (here all but the first), and how convolutions are normalised.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ class FedMef:
     extrusion: float = option(1e-4, "L2 penalty on weights about to be pruned", least=0)
     extrusion_rate: bool = option(True, "keep the learning rate up while these weights are large")
     adjust_epochs: float = option(0.0, "local epochs of adjusting rounds; 0: as others", least=0)
-    forget: float = option(
-        0.0, "fraction of activations not kept for gradients; in the paper 0.5", least=0, below=1
-    )
+    forget: float = option(0.0, "fraction of activations not kept for gradients", least=0, below=1)
     standardise: bool = option(False, "standardise filters, for models without BatchNorm")
     gain: float = option(activations.GAIN, "norm of standardised filters", above=0)
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
@@ -124,8 +121,9 @@ class FedMef:
         masked_training.record(model, value, batch)
         if work.adjusting.due and batch.step + 1 == batch.steps:
             used = replace(model, params=self.effective(ctx, model.params, model.masks))
-            grads = masked_training.dense_gradient(replace(ctx, task=task), used, batch)
-            work.adjusting.keep(grads)
+            work.adjusting.keep(
+                masked_training.dense_gradient(replace(ctx, task=task), used, batch)
+            )
         return work
 
     def rate_floor(self, params: Params, low: Params, batch: Batch) -> float:

@@ -9,8 +9,8 @@ Huang, Zhang, Sun, Fang, Yuan: Distributed pruning towards tiny neural networks 
 learning. ICDCS 2023. https://arxiv.org/abs/2212.01977
 
 Differs from the paper: clients draw the initial model and its candidates, so neither is sent.
-Differs from the authors' library: candidates have statistics of BatchNorm, not its scales and
-shifts; they differ in densities, not in weights; gradients are sent with their true places.
+Differs from the authors' library: candidates adapt statistics of BatchNorm, not scales and shifts,
+and differ in densities, not in weights; gradients are sent with their true places.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from gossamer.methods.parts import held_versions, mask_adjustment, masked_traini
 from gossamer.methods.parts.mask_adjustment import AdjustedModel, Adjustment, Local, Train, Update
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm
 from gossamer.optim import Training
-from gossamer.sparsity import Allocation
 from gossamer.wire import EXACT, WireError
 
 WORST = torch.finfo(torch.float32).max  # sent in place of a loss that is not finite
@@ -84,7 +83,7 @@ class FedTiny:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training(epochs=5, batch=64, lr=0.1)
     density: float = option(0.1, "fraction of prunable weights kept", above=0, most=1)
-    allocation: Allocation = option("uniform", "layer densities that candidates vary")
+    allocation: sparsity.Allocation = option("uniform", "layer densities that candidates vary")
     candidates: int = option(5, "prunings that clients choose from; 1: no selection", least=1)
     spread: float = option(0.5, "relative deviation of layer densities, at most", least=0, most=1)
     adapt: bool = option(True, "adapt BatchNorm statistics of candidates before scoring them")
@@ -99,7 +98,7 @@ class FedTiny:
 
     def init(self, ctx: Ctx) -> Server:
         sparse_model.prunable(ctx)
-        spent = self.selection_rounds(ctx)
+        spent = ctx.rounds - self.training_ctx(ctx).rounds
         if spent >= ctx.rounds:
             raise ValueError(
                 f"the selection takes {spent} rounds that train nothing, and the run has "
@@ -107,13 +106,10 @@ class FedTiny:
             )
         return Server(mask_adjustment.start(*self.candidate(ctx, 0)), ())
 
-    def selection_rounds(self, ctx: Ctx) -> int:
-        adapts = self.adapt and ctx.task.running_statistics
-        return 0 if self.candidates == 1 else 2 if adapts else 1
-
     def training_ctx(self, ctx: Ctx) -> Ctx:
         """Rounds counted from the start of training; round 0 scores candidates, -1 adapts them."""
-        spent = self.selection_rounds(ctx)
+        adapts = self.adapt and ctx.task.running_statistics
+        spent = 0 if self.candidates == 1 else 2 if adapts else 1
         return replace(ctx, round=ctx.round - spent, rounds=ctx.rounds - spent)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
@@ -123,12 +119,11 @@ class FedTiny:
         return core.sample(ctx.common.fold("selection"), pool, count)  # the same in both rounds
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        match self.training_ctx(ctx).round:
-            case -1:
-                return Candidates()
-            case 0:
-                return Score(state.statistics or ({},) * self.candidates)
-        return mask_adjustment.send(ctx, state.model, client, self.bn)
+        number = self.training_ctx(ctx).round
+        if number > 0:
+            return mask_adjustment.send(ctx, state.model, client, self.bn)
+        score = Score(state.statistics or ({},) * self.candidates)
+        return score if number == 0 else Candidates()
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
@@ -137,9 +132,9 @@ class FedTiny:
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         here, masks = self.training_ctx(ctx), state.model.masks
-        if here.round == -1:
-            means = merge.mean_of_each(read_statistics(exchanges, self.weighting))
-            return replace(state, statistics=means)
+        if here.round < 0:
+            replies = read_statistics(exchanges, self.weighting)
+            return replace(state, statistics=merge.mean_of_each(replies))
         if here.round == 0:
             best = lowest_loss(exchanges, "uniform")
             return state if best is None else chosen(state, *self.candidate(ctx, best), best)
@@ -196,9 +191,8 @@ class FedTiny:
         means = tuple({name: (x / count).cpu() for name, x in each.items()} for each in work.sums)
         if not work.scores:
             return Result(Statistics(means), None, work.masks)
-        losses = (
-            torch.stack([each["loss"] for each in means]).float().nan_to_num(WORST, WORST, -WORST)
-        )
+        losses = torch.stack([each["loss"] for each in means]).float()
+        losses = losses.nan_to_num(WORST, WORST, -WORST)
         best = {"best_candidate": float(losses.argmin())}
         return Result(Losses(losses), None, work.masks, metrics=best)
 

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gossamer import core, sparsity
-from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Method, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedmef
 from gossamer.methods.as_published.fedtiny import AdjustmentReadings, WholeUpdate
-from gossamer.methods.fedmef import Down, FedMef, Local, Server, Work
+from gossamer.methods.fedmef import Down, FedMef, Server, Work
 from gossamer.methods.parts import mask_adjustment, sparse_model
-from gossamer.methods.parts.mask_adjustment import Update
-from gossamer.methods.parts.sparse_model import BatchNorm
+from gossamer.methods.parts.mask_adjustment import Local, Update
 from gossamer.sparsity import Counts
 
 Up = Update | WholeUpdate
@@ -40,17 +38,9 @@ class FedMefVariants:
         "adjusting", "rounds with extrusion: those that adjust the mask, or all until the last one"
     )
 
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
-    def bn(self) -> BatchNorm:
-        return self.pure.bn
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
+    clients = property(lambda self: self.pure.clients)
+    bn = property(lambda self: self.pure.bn)
+    accounting = property(lambda self: self.pure.accounting)
 
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gossamer import core, merge, sparsity
-from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Method, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedtiny
 from gossamer.methods.fedtiny import Down, FedTiny, Losses, Server, Statistics, Trial, Work
 from gossamer.methods.parts import mask_adjustment
 from gossamer.methods.parts.mask_adjustment import AdjustedModel, Adjustment, Local, Train, Update
-from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import Change, Counts
 from gossamer.wire import WireError
 
@@ -83,7 +82,7 @@ class AdjustmentReadings:
         due: Counts,
     ) -> AdjustedModel:
         """The mean of the clients' models, with its mask adjusted."""
-        votes = mask_adjustment.Votes(state.masks, due)
+        votes: mask_adjustment.Votes | WholeVotes = mask_adjustment.Votes(state.masks, due)
         if self.upload == "all":
             votes = WholeVotes(due, self.prune_first)
         how = (weighting, votes.read, votes.change)
@@ -124,17 +123,9 @@ class FedTinyVariants:
     loss_weighting: merge.Weighting = option("uniform", "how clients are weighted in the selection")
     readings: AdjustmentReadings = AdjustmentReadings()
 
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
-    def bn(self) -> BatchNorm:
-        return self.pure.bn
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
+    clients = property(lambda self: self.pure.clients)
+    bn = property(lambda self: self.pure.bn)
+    accounting = property(lambda self: self.pure.accounting)
 
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()
@@ -150,14 +141,14 @@ class FedTinyVariants:
         return self.pure.resend(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        here = self.pure.training_ctx(ctx)
-        if here.round == -1:
-            return self.pure.merge(ctx, state, exchanges)
-        if here.round == 0:
-            best = fedtiny.lowest_loss(exchanges, self.loss_weighting)
-            return (
-                state if best is None else fedtiny.chosen(state, *self.candidate(ctx, best), best)
-            )
+        number = self.pure.training_ctx(ctx).round
+        choosing = cast(Iterable[Exchange[Down, fedtiny.Up]], exchanges)
+        if number < 0:
+            return self.pure.merge(ctx, state, choosing)
+        if number == 0:
+            best = fedtiny.lowest_loss(choosing, self.loss_weighting)
+            drawn = self.candidate(ctx, best or 0)
+            return state if best is None else fedtiny.chosen(state, *drawn, best)
         due = self.due(ctx, sparsity.count(state.model.masks))
         model = self.readings.merged(ctx, state.model, exchanges, self.pure.weighting, due)
         return replace(state, model=model)
@@ -176,9 +167,8 @@ class FedTinyVariants:
         """An initial model, and a pruning of it."""
         if self.differ == "densities" or not number:
             return self.pure.candidate(ctx, number)
-        _, first = self.pure.candidate(ctx, 0)
-        params = ctx.task.init(ctx.common.fold("candidate", number, "init"))
-        return params, sparsity.largest(params, sparsity.count(first))
+        own = replace(ctx, common=ctx.common.fold("candidate", number))
+        return self.pure.candidate(own, 0)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         training = self.pure.training

@@ -14,11 +14,9 @@ from math import fsum
 from typing import Any, Literal
 
 from gossamer import merge, sparsity
-from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Method, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training
-from gossamer.methods.parts.sparse_model import BatchNorm
 from gossamer.methods.prunefl import Down, Local, Measured, PruneFL, Server, Up, Work
 from gossamer.sparsity import Importance
 
@@ -36,17 +34,9 @@ class PruneFLVariants:
         "kept", "a weight that returns has the value it was pruned with, or zero"
     )
 
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
-    def bn(self) -> BatchNorm:
-        return self.pure.bn
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
+    clients = property(lambda self: self.pure.clients)
+    bn = property(lambda self: self.pure.bn)
+    accounting = property(lambda self: self.pure.accounting)
 
     def init(self, ctx: Ctx) -> Server:
         if self.target_density > self.pure.max_density:
