@@ -276,7 +276,9 @@ def test_last_gradients_are_averaged_before_they_are_squared() -> None:
         for each, share in zip(many, shares, strict=True):
             mean = each.up.importance.times(share / sum(shares)).plus(mean)
         squares = Importance({n: tensor**2 for n, tensor in mean.weights.items()}, mean.rest)
-        assert equal(merged.masks, wanted_masks(method.pure, round.state, merged.params, squares, 0.3))
+        assert equal(
+            merged.masks, wanted_masks(method.pure, round.state, merged.params, squares, 0.3)
+        )
 
 
 def copy(work: Work) -> Params:

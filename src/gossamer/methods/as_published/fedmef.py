@@ -91,12 +91,16 @@ class FedMefVariants:
         return Job(Work(work, low), epochs, training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        if self.extrusion_norm == "squared":
-            return self.pure.step(ctx, work, batch)
-        params = work.adjusting.model.params
-        norms = {name: float((params[name] * low).norm()) for name, low in work.low.items()}
-        pull = {name: self.pure.extrusion / norm if norm else 0.0 for name, norm in norms.items()}
+        pull = self.pull(work.adjusting.model.params, work.low)
         return self.pure.extruded_step(ctx, work, batch, pull)
+
+    def pull(self, params: Params, low: Params) -> dict[str, float]:
+        """What marked weights are multiplied by, in the gradient of the penalty."""
+        strength = self.pure.extrusion
+        if self.extrusion_norm == "squared":
+            return dict.fromkeys(low, 2 * strength)
+        norms = {name: float((params[name] * marks).norm()) for name, marks in low.items()}
+        return {name: strength / norm if norm else 0.0 for name, norm in norms.items()}
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = self.pure.finish(ctx, work)
