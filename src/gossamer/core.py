@@ -88,6 +88,10 @@ class Examples:
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    def first(self, count: int) -> Examples:
+        """The first `count` examples, or all if there are fewer."""
+        return Examples(self.x[:count], self.y[:count])
+
 
 @dataclass(frozen=True, slots=True)
 class Data:

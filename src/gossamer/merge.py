@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -39,6 +39,19 @@ def mean(updates: Iterable[tuple[Params, float]]) -> Params:
                 kinds[name] = tensor.dtype
             sums[name].add_(tensor, alpha=share)
     return {name: (tensor / total).to(kinds[name]) for name, tensor in sums.items()}
+
+
+def mean_of_each(updates: Iterable[tuple[Sequence[Params], float]]) -> tuple[Params, ...]:
+    """The weighted mean of several models at once, by their places; empty when there are none."""
+    flat = (
+        ({f"{place} {name}": x for place, each in enumerate(models) for name, x in each.items()}, w)
+        for models, w in updates
+    )
+    found: dict[int, Params] = {}
+    for key, tensor in mean(flat).items():
+        place, name = key.split(" ", 1)
+        found.setdefault(int(place), {})[name] = tensor
+    return tuple(found.values())
 
 
 def fitting(found: Params, wanted: Params) -> Params:

@@ -51,6 +51,15 @@ class Training:
                 rate = self.lr_end + (self.lr - self.lr_end) * half
         return max(rate, self.lr_least)
 
+    def epochs_for(self, ctx: Ctx, steps: int) -> float:
+        """The number of epochs, possibly fractional, that take `steps` on the client's data."""
+        examples = len(ctx.own.train)
+        per_epoch = math.ceil(examples / self.batch)
+        alone = examples - (per_epoch - 1) * self.batch == 1
+        if ctx.task.layout.batch_norm and per_epoch > 1 and alone:
+            per_epoch -= 1  # the engine appends a last batch of one example to the one before
+        return steps / per_epoch
+
     def update(self, params: Params, grads: Params, velocity: Velocity, rate: float) -> None:
         """One in-place step on every tensor that has a gradient."""
         values = list(grads.values())

@@ -14,8 +14,8 @@ from flash_cases import bench, net, worked
 from gossamer import Ctx, Job, Masks, Params, Result, fields, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.core import Client
-from gossamer.methods.gradients import Work
-from gossamer.methods.prunefl import Down, Local, Measured, PruneFL, Server, Up
+from gossamer.methods.as_published.prunefl import PruneFLVariants
+from gossamer.methods.prunefl import Down, Local, Measured, PruneFL, Server, Up, Work
 from gossamer.sparsity import Importance
 
 SMALL: dict[str, Any] = {
@@ -37,8 +37,12 @@ def toy(**changes: Any) -> PruneFL:
     return fields.replace(PruneFL(), {**SMALL, **changes})
 
 
+def variant(**changes: Any) -> PruneFLVariants:
+    return fields.replace(PruneFLVariants(), {**SMALL, **changes})
+
+
 @cache
-def played(method: PruneFL, rounds: int, norm: bool = False) -> list[Round]:
+def played(method: PruneFL | PruneFLVariants, rounds: int, norm: bool = False) -> list[Round]:
     return list(bench(method, rounds, norm=norm).history())
 
 
@@ -55,7 +59,7 @@ def ones() -> Masks:
 
 
 @dataclass(frozen=True)
-class Forgetful(PruneFL):
+class Forgetful(PruneFLVariants):
     lost: int = 0
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
@@ -70,15 +74,29 @@ class Faulty(PruneFL):
     says: str = ""
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        done = super().finish(ctx, work)
-        if (ctx.round, ctx.key.path[-1]) != (self.lost, 5):
-            return done
-        assert isinstance(done.up, Measured)
-        weights = dict(done.up.importance.weights)
-        weights["2.weight"] = weights["2.weight"].clone()
-        weights["2.weight"][0, 0, 0, 0] = float(self.says)
-        found = replace(done.up.importance, weights=weights)
-        return replace(done, up=replace(done.up, importance=found))
+        return spoiled(ctx, super().finish(ctx, work), self.lost, self.says)
+
+
+@dataclass(frozen=True)
+class FaultyVariant(PruneFLVariants):
+    """The same, of other readings."""
+
+    lost: int = 0
+    says: str = ""
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        return spoiled(ctx, super().finish(ctx, work), self.lost, self.says)
+
+
+def spoiled(ctx: Ctx, done: Result[Up, Local], lost: int, says: str) -> Result[Up, Local]:
+    if (ctx.round, ctx.key.path[-1]) != (lost, 5):
+        return done
+    assert isinstance(done.up, Measured)
+    weights = dict(done.up.importance.weights)
+    weights["2.weight"] = weights["2.weight"].clone()
+    weights["2.weight"][0, 0, 0, 0] = float(says)
+    found = replace(done.up.importance, weights=weights)
+    return replace(done, up=replace(done.up, importance=found))
 
 
 # told once more ---------------------------------------------------------------------------------
@@ -93,7 +111,7 @@ def counted(grads: list[Any], examples: int) -> Any:
 
 
 def check_importance(
-    method: PruneFL,
+    method: PruneFL | PruneFLVariants,
     ctx: Ctx,
     down: Down,
     local: Local | None,
@@ -103,11 +121,11 @@ def check_importance(
 ) -> None:
     """What a client finds, against gradients taken once more at the weights it went through."""
     job = method.begin(ctx, down, local)
-    at: list[Params] = [{n: tensor.clone() for n, tensor in job.work.params.items()}]
+    at: list[Params] = [{n: tensor.clone() for n, tensor in job.work.model.params.items()}]
     seen: list[Any] = []
 
     def watch(work: Work, batch: Any) -> None:
-        at.append({name: tensor.clone() for name, tensor in work.params.items()})
+        at.append({name: tensor.clone() for name, tensor in work.model.params.items()})
         seen.append(batch)
 
     done = worked(method, ctx, down, local, watch)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from math import exp, sqrt
+from math import exp, isfinite, sqrt
 from typing import Any
 
 import pytest
@@ -18,8 +18,9 @@ from torch.nn import functional
 from gossamer import Client, Key, Task, fields, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.conformance.toys import CLASSES, SIDE
-from gossamer.methods.fedmef import Extrusion, FedMef, Memory, sparing
-from gossamer.methods.fedtiny import TRAINING
+from gossamer.methods.as_published.fedmef import FedMefVariants
+from gossamer.methods.fedmef import FedMef, Work, sparing
+from gossamer.methods.fedtiny import FedTiny
 from gossamer.methods.parts.mask_adjustment import Seeded
 from gossamer.sparsity import activations as act
 from helpers import batch_of, server_ctx
@@ -38,8 +39,12 @@ def toy(**changes: Any) -> FedMef:
     return fields.replace(FedMef(), {**SMALL, **changes})
 
 
+def variant(**changes: Any) -> FedMefVariants:
+    return fields.replace(FedMefVariants(), {**SMALL, **changes})
+
+
 @cache
-def played(method: FedMef, rounds: int = 3, norm: bool = False) -> list[Round]:
+def played(method: FedMef | FedMefVariants, rounds: int = 3, norm: bool = False) -> list[Round]:
     return list(bench(method, rounds, norm=norm).history())
 
 
@@ -210,12 +215,11 @@ def test_clients_train_and_the_server_tests_standardised_weights() -> None:
         assert all(bool(values.any()) for values in said.values())
     ctx = found.client(2, second.exchanges[0].client)
     work = method.begin(ctx, second.exchanges[0].down, None).work
-    loss = method._loss(ctx, ctx.task, work)
-    assert loss is not None
     data = ctx.own.train
-    batch = batch_of(data.x, data.y)
     plain = ctx.task.criterion(ctx.task.logits(model, data.x), data.y)
-    torch.testing.assert_close(loss(work.model.params, batch), plain)
+    method.step(ctx, work, batch_of(data.x, data.y))
+    trained = work.adjusting.model
+    torch.testing.assert_close(trained.loss / trained.examples, plain)
 
 
 # extrusion ----------------------------------------------------------------------------------------
@@ -233,25 +237,25 @@ def test_the_pull_is_the_gradient_of_the_extra_term(norm: Any) -> None:
     parts = [(own[name] * low[name]).norm() for name in low]
     term = 0.01 * sum(part**2 if norm == "squared" else part for part in parts)
     wanted = torch.autograd.grad(term, list(own.values()))  # type: ignore[arg-type]
-    grads = {name: torch.ones_like(tensor) for name, tensor in params.items()}
-    Extrusion(extrusion=0.01, extrusion_norm=norm).pull(grads, params, low)
-    for grad, each in zip(grads.values(), wanted, strict=True):
-        torch.testing.assert_close(grad, 1 + each)
+    method = variant(extrusion=0.01, extrusion_norm=norm)
+    pull = method.pull(params, low)
+    for (name, tensor), each in zip(params.items(), wanted, strict=True):
+        torch.testing.assert_close(pull[name] * tensor * low[name], each)
     nothing = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    Extrusion(extrusion=0.01, extrusion_norm=norm).pull(nothing, nothing, low)
-    assert not any(bool(grad.any()) for grad in nothing.values())
+    assert all(isfinite(factor) for factor in method.pull(nothing, low).values())
 
 
 def test_the_rate_stays_up_as_long_as_there_is_time_and_something_left() -> None:
     """Of norm 1.3: p(t) (2 sigmoid(1.3) - 1), p(t) = (2T - 2t) / (2T - t): 1, 2/3, 2/11."""
     params, low = marked()
     left = 2 / (1 + exp(-1.3)) - 1
-    found = [Extrusion().floor(params, low, step, 10) for step in (0, 5, 9)]
+    batch = replace(batch_of(torch.zeros(1), torch.zeros(1)), steps=10)
+    found = [toy().rate_floor(params, low, replace(batch, step=step)) for step in (0, 5, 9)]
     assert found == pytest.approx([left, 2 / 3 * left, 2 / 11 * left], rel=1e-5)
     empty = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    assert Extrusion().floor(empty, low, 0, 10) == 0
-    assert Extrusion().floor(params, {}, 0, 10) == 0
-    assert Extrusion(extrusion_rate=False).floor(params, low, 0, 10) == 0
+    assert toy().rate_floor(empty, low, batch) == 0
+    assert toy().rate_floor(params, {}, batch) == 0
+    assert toy(extrusion_rate=False).rate_floor(params, low, batch) == 0
 
 
 def test_clients_mark_the_smallest_weights_that_they_were_sent() -> None:
@@ -260,10 +264,11 @@ def test_clients_mark_the_smallest_weights_that_they_were_sent() -> None:
         local = None if round.number == 1 else round.results[0].local
         work = toy().begin(found, round.exchanges[0].down, local).work
         if round.number < 3:
-            assert not work.low and not work.asked
+            assert not work.low and not work.adjusting.due
             continue
-        assert work.asked == toy().adjustment.asked(found, sparsity.count(round.state.masks))
-        for name, count in work.asked.items():
+        due = work.adjusting.due
+        assert due == toy().adjustment.due(found, sparsity.count(round.state.masks))
+        for name, count in due.items():
             low, params = work.low[name] > 0, round.state.params[name]
             others = round.state.masks[name] & ~low
             assert int(low.sum()) == count > 0
@@ -280,8 +285,9 @@ def test_a_step_goes_down_loss_and_extra_term_at_the_larger_rate() -> None:
     seen: list[Any] = []
     worked(method, ctx, down, None, lambda work, batch: seen.append((_copied(work), batch)))
     after, batch = seen[0]
-    params, low = before.model.params, before.low
-    grads = ctx.task.gradients(params, batch, before.model.kept).grads
+    model, low = before.adjusting.model, before.low
+    params = model.params
+    grads = ctx.task.gradients(params, batch, model.factors).grads
     norm = sqrt(sum(float((params[name] * low[name]).square().sum()) for name in low))
     rate = max(0.1 * 0.01**2, 0.1 * (2 / (1 + exp(-norm)) - 1))
     assert rate > 0.1 * 0.01**2
@@ -290,8 +296,8 @@ def test_a_step_goes_down_loss_and_extra_term_at_the_larger_rate() -> None:
         torch.testing.assert_close(after[name], params[name] - rate * (grad + pull))
 
 
-def _copied(work: Any) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in work.model.params.items()}
+def _copied(work: Work) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in work.adjusting.model.params.items()}
 
 
 def test_weights_are_small_when_they_are_pruned() -> None:
@@ -304,7 +310,7 @@ def test_weights_are_small_when_they_are_pruned() -> None:
 
 
 def test_extrusion_may_act_in_every_round_until_adjustments_end() -> None:
-    method = toy(extrude="always", adjust_until=2)
+    method = variant(extrude="always", adjust_until=2)
     marks = [
         [bool(result.metrics.get("marked_norm")) for result in r.results] for r in played(method)
     ]
@@ -331,7 +337,7 @@ def test_the_first_mask_is_random_with_densities_by_erk_and_known_from_the_seed(
     first = net().init(ctx.common.fold("init"))
     biggest = sparsity.largest(first, sparsity.count(state.masks))
     assert not equal(state.masks, biggest) and zero_outside(state.params, state.masks)
-    assert equal(FedMef(density=0.25, start="magnitude").init(ctx).masks, biggest)
+    assert equal(variant(start="magnitude").init(ctx).masks, biggest)
     assert FedMef().down(ctx, state, Client(0, 9)).mask == Seeded(0)
 
 
@@ -346,16 +352,27 @@ def test_all_layers_are_adjusted_at_once_and_counts_stay(changes: dict[str, Any]
         moved = int((after.masks[name] & ~before.masks[name]).sum())
         active = int(before.masks[name].sum())
         assert (
-            moved
-            == toy().adjustment.asked(server_ctx(net(), 3), sparsity.count(before.masks))[name]
+            moved == toy().adjustment.due(server_ctx(net(), 3), sparsity.count(before.masks))[name]
         )
         assert int(after.masks[name].sum()) == active
 
 
 def test_the_presets_are_those_of_the_paper() -> None:
     method = FedMef()
-    assert method.training == TRAINING and method.allocation == "erk"
-    assert (method.extruding.extrusion, method.extruding.extrude) == (1e-4, "adjusting")
-    assert method.memory == Memory(forget=0.0, standardise=False)
-    assert sparing().memory == Memory(forget=0.5, standardise=True)
-    assert replace(sparing(), memory=Memory()) == method
+    assert method.training == FedTiny().training and method.allocation == "erk"
+    assert (method.extrusion, FedMefVariants().extrude) == (1e-4, "adjusting")
+    assert (method.forget, method.standardise) == (0.0, False)
+    assert sparing() == replace(method, forget=0.5, standardise=True)
+
+
+def test_variants_with_their_defaults_give_the_bits_of_the_method() -> None:
+    plain, other = heard(toy(), 6, norm=True), heard(variant(), 6, norm=True)
+    assert other.summary.state_hash == plain.summary.state_hash
+    assert [event.up for event in other.finished] == [event.up for event in plain.finished]
+
+
+def test_the_library_pulls_in_every_round_by_plain_norms_and_sends_all_gradients() -> None:
+    library = {"extrusion": 1.0, "extrusion_norm": "plain", "extrude": "always"}
+    found = heard(variant(**library, upload="all", prune_first=True), 6, norm=True)
+    assert not found.failed and found.state.version == 2
+    assert total(found.state.masks) == 81

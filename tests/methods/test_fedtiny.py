@@ -17,7 +17,14 @@ from torch import nn
 from gossamer import Client, Ctx, Exchange, Key, Task, fields, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.core import Missing
-from gossamer.methods import fedmef
+from gossamer.methods.as_published.fedtiny import (
+    AdjustmentReadings,
+    FedTinyVariants,
+    WholeUpdate,
+    WholeVotes,
+    clean,
+)
+from gossamer.methods.fedmef import FedMef
 from gossamer.methods.fedtiny import (
     WORST,
     Candidates,
@@ -26,18 +33,10 @@ from gossamer.methods.fedtiny import (
     Score,
     Server,
     Statistics,
-    clean,
 )
 from gossamer.methods.parts import mask_adjustment
-from gossamer.methods.parts.mask_adjustment import (
-    Adjustment,
-    Largest,
-    Seeded,
-    Train,
-    Update,
-    Votes,
-    Whole,
-)
+from gossamer.methods.parts.mask_adjustment import Adjustment, Largest, Seeded, Train, Update
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.wire import HEADER, Packed, Revision, WireError
 from helpers import server_ctx
 
@@ -61,8 +60,12 @@ def toy(**changes: Any) -> FedTiny:
     return fields.replace(FedTiny(), {**SMALL, **changes})
 
 
+def variant(**changes: Any) -> FedTinyVariants:
+    return fields.replace(FedTinyVariants(), {**SMALL, **changes})
+
+
 @cache
-def played(method: FedTiny, rounds: int = 5, norm: bool = False) -> list[Round]:
+def played(method: FedTiny | FedTinyVariants, rounds: int = 5, norm: bool = False) -> list[Round]:
     return list(bench(method, rounds, norm=norm).history())
 
 
@@ -87,21 +90,21 @@ def steps(method: FedTiny, ctx: Ctx, down: Any, local: Any) -> list[tuple[Any, A
 def test_every_tenth_round_of_the_first_hundred_adjusts_fewer_and_fewer_weights() -> None:
     """The count is 0.15 (1 + cos(pi r / 100)) of a layer's weights, rounded down."""
     task = Task.of(nn.Linear(100, 100), torch.zeros(2, 100))
-    found = [Adjustment().asked(at(number, task), {"weight": 2000}) for number in range(120)]
+    found = [Adjustment().due(at(number, task), {"weight": 2000}) for number in range(120)]
     assert [number for number, asked in enumerate(found) if asked] == list(range(10, 100, 10))
     for number in range(10, 100, 10):
         assert found[number]["weight"] == floor(0.15 * (1 + cos(pi * number / 100)) * 2000)
     assert (found[10], found[50], found[90]) == ({"weight": 585}, {"weight": 300}, {"weight": 14})
-    at_once = Adjustment(adjust_at_once=True)
-    assert at_once.asked(at(0, task), {"weight": 2000}) == {"weight": 600}
+    at_once = AdjustmentReadings(adjust_at_once=True)
+    assert at_once.due(Adjustment(), at(0, task), {"weight": 2000}) == {"weight": 600}
 
 
 @pytest.mark.parametrize(
     ("adjustment", "first", "last"),
     [
         (FedTiny().adjustment, Fraction(3, 10), 100),
-        (clean().adjustment, Fraction(1, 5), 300),
-        (fedmef.FedMef().adjustment, Fraction(2, 5), 300),
+        (clean().pure.adjustment, Fraction(1, 5), 300),
+        (FedMef().adjustment, Fraction(2, 5), 300),
     ],
 )
 def test_ratios_begin_and_end_as_published(
@@ -131,7 +134,7 @@ def test_blocks_take_turns_from_the_output_to_the_input(layers: int, blocks: int
 
 def test_adjustments_go_on_with_the_next_block() -> None:
     active = dict.fromkeys(deep(5).layout.prunable, 10)
-    found = [list(Adjustment().asked(at(n, deep(5)), active)) for n in range(10, 70, 10)]
+    found = [list(Adjustment().due(at(n, deep(5)), active)) for n in range(10, 70, 10)]
     assert found == [[f"{layer}.weight"] for layer in (4, 3, 2, 1, 0, 4)]
 
 
@@ -139,7 +142,7 @@ def test_layers_that_have_little_room_or_few_weights_adjust_less() -> None:
     active = {"0.weight": 35, "2.weight": 216, "5.weight": 3}
     found = Adjustment(blocks=1).counts(at(0), active, active)
     assert found == {"0.weight": 1, "2.weight": 0, "5.weight": 0}
-    assert Adjustment(blocks=1).asked(at(10), LAYERS) == {}
+    assert Adjustment(blocks=1).due(at(10), LAYERS) == {}
 
 
 # candidates ---------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ def test_candidates_have_the_density_asked_for_and_other_densities_of_layers() -
 
 
 def test_candidates_may_differ_in_weights_instead_as_in_the_library() -> None:
-    method, ctx = toy(differ="weights"), at(0)
+    method, ctx = variant(differ="weights"), at(0)
     (first, one), (second, two) = (method.candidate(ctx, number) for number in (0, 2))
     assert sparsity.count(one) == sparsity.count(two)
     assert not torch.equal(first["2.weight"], second["2.weight"])
@@ -208,9 +211,10 @@ def test_statistics_and_losses_are_all_that_travels_to_choose() -> None:
                 assert event.paper_down == 32 * 3 * 8
                 assert set(up) == {"header", "losses"} and event.paper_up == 32 * 3
             case 3:
-                assert set(down) == {"header", "values", "dense", "buffers", "mask.number"}
-                assert down["values"].paper == 32 * KEPT
-                assert set(up) == {"header", "values", "dense", "buffers"}
+                model = {"model.values", "model.dense", "model.buffers"}
+                assert set(down) == {"header", *model, "mask.number"}
+                assert down["model.values"].paper == 32 * KEPT
+                assert set(up) == {"header", *model}
 
 
 def test_clients_find_the_mean_of_their_batches_and_the_server_that_of_clients() -> None:
@@ -248,7 +252,7 @@ def test_losses_are_those_of_all_own_data_with_the_statistics_that_were_sent() -
             assert loss == pytest.approx(float(wanted), rel=1e-5)
 
 
-def chosen(method: FedTiny, *answers: Sequence[float], examples: Sequence[int]) -> Server:
+def chosen(method: FedTinyVariants, *answers: Sequence[float], examples: Sequence[int]) -> Server:
     task = net(norm=True)
     statistics = tuple(
         {name: torch.full((4,), float(number)) for name in task.running_statistics}
@@ -275,7 +279,7 @@ def chosen(method: FedTiny, *answers: Sequence[float], examples: Sequence[int]) 
 )
 def test_the_lowest_mean_loss_wins(weighting: str, answers: list[list[float]], wanted: int) -> None:
     """With 10 and 90 examples: (3 + 1) / 2, 1.5, 1.75, or by examples 1.2, 1.9, 1.55."""
-    method = toy(loss_weighting=weighting)
+    method = variant(loss_weighting=weighting)
     after = chosen(method, *answers, examples=[10, 90])
     assert after.model.number == wanted and after.statistics == ()
     params, masks = method.candidate(at(0, net(norm=True)), wanted)
@@ -288,7 +292,9 @@ def test_a_loss_that_is_no_number_is_told_as_the_worst() -> None:
     method, found = toy(), bench(toy(), 3)
     ctx = found.client(1, Client(0, 17))
     work = method.begin(ctx, Score(({},) * 3), None).work
-    work.losses[1], work.losses[2], work.examples = float("nan"), float("inf"), 1
+    work.sums[1]["loss"].fill_(float("nan"))
+    work.sums[2]["loss"].fill_(float("inf"))
+    work.examples = 1
     up = method.finish(ctx, work).up
     assert up.losses.tolist() == [0.0, WORST, WORST]
 
@@ -323,9 +329,9 @@ def test_the_server_grows_the_mean_gradient_and_prunes_the_smallest_weight() -> 
     Six weights, three active; 0.4 of them is one. Weight 1 is the smallest after the mean.
     """
     task = Task.of(nn.Linear(3, 2, bias=False), torch.zeros(2, 3))
-    method = toy(candidates=1, adjust_ratio=0.4, adjust_at_once=True, density=0.5)
+    method = variant(candidates=1, adjust_ratio=0.4, adjust_at_once=True, density=0.5)
     mask = {"weight": torch.tensor([[True, True, True], [False, False, False]])}
-    state = Server(mask_adjustment.begun(task.init(Key(1)), mask, 0), ())
+    state = Server(mask_adjustment.start(task.init(Key(1)), mask, 0), ())
     ctx = at(0, task)
     down = method.down(ctx, state, Client(0, 10))
     exchanges = []
@@ -337,7 +343,8 @@ def test_the_server_grows_the_mean_gradient_and_prunes_the_smallest_weight() -> 
         places["weight"][place] = True
         shapes = {"weight": (2, 3)}
         said = Largest(places, Packed({"weight": torch.tensor([grad])}, shapes))
-        up = Update(Packed({"weight": torch.tensor(values)}, shapes), {}, {}, said)
+        model = SparseModel(Packed({"weight": torch.tensor(values)}, shapes), {}, {})
+        up = Update(model, said)
         exchanges.append(Exchange(client, down, up))
     after = method.merge(ctx, state, exchanges).model
     assert after.masks["weight"].int().tolist() == [[1, 0, 1], [0, 1, 0]]
@@ -348,14 +355,15 @@ def test_the_server_grows_the_mean_gradient_and_prunes_the_smallest_weight() -> 
 
 def test_what_was_just_pruned_may_come_back_from_zero_if_pruning_is_first() -> None:
     params, masks = {"w": torch.tensor([0.5, 0.1, 0.0])}, {"w": torch.tensor([True, True, False])}
-    votes = Votes()
-    votes.add(Whole({"w": torch.tensor([9.0, 3.0, -2.0])}), 1.0)
+    state = mask_adjustment.start(params, masks)
+    empty = SparseModel(Packed({}, {}), {}, {})
     for first, wanted, kept in (
         (False, [True, False, True], [True, False, False]),
         (True, [True, True, False], [True, False, False]),
     ):
-        adjustment = Adjustment(upload="all", prune_first=first)
-        change = adjustment.change(params, masks, {"w": 1}, votes)
+        votes = WholeVotes({"w": 1}, prune_first=first)
+        votes.read(WholeUpdate(empty, {"w": torch.tensor([9.0, 3.0, -2.0])}), 1.0)
+        change = votes.change(state)
         assert change.masks["w"].tolist() == wanted
         assert change.kept["w"].tolist() == kept
 
@@ -368,7 +376,7 @@ def test_clients_send_the_largest_gradients_of_missing_weights_after_training() 
         held = mask_adjustment.Local(second.state.model.masks)
         work, batch = steps(method, ctx, exchange.down, held)[-1]
         grads = ctx.task.gradients(work.model.params, batch).grads
-        asked = method.adjustment.asked(found.server(2), sparsity.count(second.state.model.masks))
+        asked = method.adjustment.due(found.server(2), sparsity.count(second.state.model.masks))
         assert isinstance(exchange.up.gradients, Largest) and list(asked) == list(LAYERS)
         for name, count in asked.items():
             places = exchange.up.gradients.places[name]
@@ -403,12 +411,12 @@ def test_one_block_changes_at_a_time_and_counts_stay() -> None:
 
 
 def test_whole_gradients_go_up_if_asked_for() -> None:
-    found = heard(toy(**OFTEN, blocks=1, upload="all", prune_first=True), 3)
+    found = heard(variant(**OFTEN, blocks=1, upload="all", prune_first=True), 3)
     assert not found.failed
     for event in found.finished:
         up = rows(event, "up")
-        assert ("gradients.values" in up) == (event.round > 1)
-        assert event.round == 1 or up["gradients.values"].paper == 32 * 324
+        assert ("gradients" in up) == (event.round > 1)
+        assert event.round == 1 or up["gradients"].paper == 32 * 324
 
 
 def test_a_mask_goes_to_who_lacks_it_and_only_its_changes_to_who_has_the_last_one() -> None:
@@ -425,7 +433,7 @@ def test_a_mask_goes_to_who_lacks_it_and_only_its_changes_to_who_has_the_last_on
     method, ctx = toy(**OFTEN), at(9)
     known, stale = (replace(state, held=torch.tensor([state.version - n])) for n in (1, 2))
     client = Client(0, 17)
-    told = [mask_adjustment.message(ctx, each, client, method.bn).mask for each in (known, stale)]
+    told = [mask_adjustment.send(ctx, each, client, method.bn).mask for each in (known, stale)]
     assert isinstance(told[0], Revision) and equal(told[0].base or {}, state.before)
     assert isinstance(told[1], Revision) and told[1].base is None
     again = method.resend(ctx, Server(known, ()), client)
@@ -464,8 +472,8 @@ def test_gradients_that_were_not_asked_for_are_refused() -> None:
     )
     for gradients, text in (
         (None, "asked for and did not"),
-        (Largest(fewer, blank), "missing weights of 0.weight were asked for, and others"),
-        (replace(said, places=active), "missing weights of 0.weight were asked for, and others"),
+        (Largest(fewer, blank), "gradients of 0.weight that were asked for"),
+        (replace(said, places=active), "gradients of 0.weight that were asked for"),
     ):
         bad = replace(good, up=replace(good.up, gradients=gradients))
         with pytest.raises(WireError, match=text):
@@ -492,7 +500,7 @@ def test_answers_of_another_kind_are_refused() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="add --upload all"):
-        toy(prune_first=True).init(at(0))
+        variant(prune_first=True).init(at(0))
     with pytest.raises(ValueError, match="use --rounds 3 or more, or --candidates 1"):
         toy().init(at(0, net(norm=True), rounds=2))
     toy(candidates=1).init(at(0, net(norm=True), rounds=1))
@@ -509,7 +517,7 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     assert (method.clients, method.training.epochs, method.training.batch) == (10, 5, 64)
     assert method.training.lr == 0.1 and method.training.momentum == 0
     assert method.adjustment == Adjustment(
-        adjust_every=10, adjust_until=100, adjust_ratio=0.3, blocks=5, upload="largest"
+        adjust_every=10, adjust_until=100, adjust_ratio=0.3, blocks=5
     )
 
 
@@ -517,4 +525,24 @@ def test_the_library_adjusts_everything_at_once_by_all_gradients() -> None:
     method = fields.replace(clean(), {"clients": 4, "batch": 8, "epochs": 1.0, "adjust_every": 1})
     found = heard(method, 3, norm=True)
     assert not found.failed and found.state.model.version == 2
-    assert (method.allocation, method.selection.candidates) == ("erk", 1)
+    assert (method.pure.allocation, method.pure.candidates) == ("erk", 1)
+
+
+def test_variants_with_their_defaults_give_the_bits_of_the_method() -> None:
+    plain, other = heard(toy(), 6, norm=True), heard(variant(), 6, norm=True)
+    assert other.summary.state_hash == plain.summary.state_hash
+    assert [event.up for event in other.finished] == [event.up for event in plain.finished]
+
+
+@pytest.mark.parametrize("upload", ["largest", "all"])
+def test_replies_of_variants_are_checked(upload: str) -> None:
+    method = variant(**OFTEN, blocks=1, upload=upload)
+    _, second = played(method, 2)
+    ctx, good = bench(method, 2).server(2), second.exchanges[0]
+    other = Update if upload == "all" else WholeUpdate
+    for up, text in (
+        (other(good.up.model, None), "something else came back"),
+        (replace(good.up, gradients=None), "asked for and did not"),
+    ):
+        with pytest.raises(WireError, match=text):
+            method.merge(ctx, second.state, [replace(good, up=up)])

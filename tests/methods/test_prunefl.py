@@ -18,6 +18,7 @@ from prunefl_cases import (
     downs,
     played,
     toy,
+    variant,
     wanted_masks,
 )
 from torch import nn
@@ -27,8 +28,7 @@ from gossamer import Exchange, Params, Task, sparsity
 from gossamer.conformance.toys import SIDE
 from gossamer.core import Client
 from gossamer.engine.client import train
-from gossamer.methods import gradients
-from gossamer.methods.prunefl import TRAINING, Local, Measure, Measured, PruneFL, Train
+from gossamer.methods.prunefl import Local, Measure, Measured, PruneFL, Train, Work
 from gossamer.sparsity import Importance, Pace
 from gossamer.wire import Revision, unpack
 from helpers import client_ctx, server_ctx
@@ -38,16 +38,16 @@ from helpers import client_ctx, server_ctx
 
 def test_defaults_are_those_of_the_paper() -> None:
     method, ctx = PruneFL(), server_ctx(net(), 10001, 20000)
-    assert method.training == TRAINING and TRAINING.batch == 20
-    assert TRAINING.rate(replace(ctx, round=1)) == 0.1
-    assert TRAINING.rate(ctx) == pytest.approx(0.05)
-    passes = method.beginning.first_rounds * method.adjust_every
-    assert (passes, method.beginning.first_batches, method.steps) == (1000, 10, 5)
+    assert method.training.batch == 20
+    assert method.training.rate(replace(ctx, round=1)) == 0.1
+    assert method.training.rate(ctx) == pytest.approx(0.05)
+    passes = method.first_rounds * method.adjust_every
+    assert (passes, method.first_batches, method.steps) == (1000, 10, 5)
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--target-density 0\.5 is above --max-density 0\.2"):
-        toy(max_density=0.2, target_density=0.5).init(server_ctx(net()))
+        variant(max_density=0.2, target_density=0.5).init(server_ctx(net()))
     task = Task.of(nn.Linear(2, 2), torch.zeros(2, 2), prunable=())
     with pytest.raises(ValueError, match="no layer that may be pruned"):
         toy().init(server_ctx(task))
@@ -79,8 +79,8 @@ def test_without_steps_a_round_has_its_epochs() -> None:
     method = toy(steps=0, epochs=2.0, **SECOND)
     found = heard(method, 1)
     assert all(event.examples == 2 * (17 + event.client % 5) for event in found.finished)
-    assert method._examples(Client(0, 17)) == 34.0
-    assert toy()._examples(Client(0, 17)) == 16.0
+    assert method.examples(Client(0, 17)) == 34.0
+    assert toy().examples(Client(0, 17)) == 16.0
 
 
 # the first phase --------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_nothing_is_pruned_before_the_model_is_better_than_guessing() -> None:
         assert not round.merged.pruned
         assert equal(round.merged.importance.weights, sums.weights)
         assert round.merged.importance.rest == sums.rest
-    late = replace(method, beginning=replace(method.beginning, first_accuracy=0.0))
+    late = replace(method, first_accuracy=0.0)
     ctx, third = bench(method, 5).server(3), rounds[2]
     ready = [replace(each, up=replace(each.up, ready=True)) for each in third.exchanges]
     after = late.merge(ctx, third.state, ready)
@@ -155,8 +155,8 @@ def test_a_client_is_ready_when_it_is_right_often_enough() -> None:
     params = {"weight": torch.eye(4, 2)}  # says 0 or 1, whichever input is larger; 0 in a tie
     for labels, share in (([0, 1, 0, 0], 1.0), ([0, 2, 3, 0], 0.5), ([1, 2, 3, 3], 0.0)):
         ctx = client_ctx(task, gs.Examples(x, torch.tensor(labels)))
-        assert gradients.accuracy(ctx, params, 10) == (share, 0.25)
-    assert gradients.accuracy(ctx, params, 1) == (0.0, 0.25)
+        assert task.accuracy(params, ctx.own.train.first(10)) == (share, 0.25)
+    assert task.accuracy(params, ctx.own.train.first(1)) == (0.0, 0.25)
     method = toy(first_accuracy=1.5, first_rounds=4, adjust_every=10)
     for round, result in ((r, r.results[0]) for r in played(method, 4)):
         assert round.exchanges[0].up.ready == (result.metrics["accuracy"] >= 0.5)
@@ -223,13 +223,13 @@ def test_what_was_gathered_with_another_mask_is_void() -> None:
         job = method.begin(own, exchange.down, Local(masks, gathered))
         assert (job.work.earlier is gathered) == kept
     alone = replace(exchange.down, mask=Revision(fourth.state.masks))
-    first = Measure(alone.values, alone.dense, alone.buffers, alone.mask, True)
+    first = Measure(alone.model, alone.mask, True)
     assert method.begin(own, first, Local(fourth.state.masks, gathered)).work.earlier is None
 
 
 @pytest.mark.parametrize("gathering", ["round", "last"])
 def test_what_is_gathered_in_one_round_is_not_kept(gathering: str) -> None:
-    method = toy(**SECOND, gathering=gathering)
+    method = variant(**SECOND, gathering=gathering)
     rounds = played(method, 4)
     count = counted if gathering == "round" else (lambda grads, _: grads[-1])
     for round in rounds:
@@ -264,7 +264,7 @@ def test_masks_are_adjusted_by_the_sum_of_what_clients_say() -> None:
 
 def test_last_gradients_are_averaged_before_they_are_squared() -> None:
     for weighting in ("samples", "uniform"):
-        method = toy(**SECOND, gathering="last", weighting=weighting)
+        method = variant(**SECOND, gathering="last", weighting=weighting)
         round = played(method, 3)[-1]
         many = [
             replace(each, client=replace(each.client, examples=10 ** (each.client.id % 4)))
@@ -276,11 +276,13 @@ def test_last_gradients_are_averaged_before_they_are_squared() -> None:
         for each, share in zip(many, shares, strict=True):
             mean = each.up.importance.times(share / sum(shares)).plus(mean)
         squares = Importance({n: tensor**2 for n, tensor in mean.weights.items()}, mean.rest)
-        assert equal(merged.masks, wanted_masks(method, round.state, merged.params, squares, 0.3))
+        assert equal(
+            merged.masks, wanted_masks(method.pure, round.state, merged.params, squares, 0.3)
+        )
 
 
-def copy(work: gradients.Work) -> Params:
-    return {name: tensor.clone() for name, tensor in work.params.items()}
+def copy(work: Work) -> Params:
+    return {name: tensor.clone() for name, tensor in work.model.params.items()}
 
 
 def test_pruned_weights_stay_zero_while_their_gradients_are_gathered() -> None:
@@ -306,7 +308,7 @@ def test_the_server_adds_the_mean_of_what_clients_changed() -> None:
             share = exchange.client.examples if weighting == "samples" else 1
             shares.append(share)
             up = exchange.up
-            whole = {**unpack(up.values, state.masks), **up.dense, **up.buffers}
+            whole = {**unpack(up.model.values, state.masks), **up.model.dense, **up.model.buffers}
             was = sparsity.masked(state.params, state.masks)
             for name, tensor in whole.items():
                 change[name] = change.get(name, 0) + share * (tensor.double() - was[name])
@@ -320,7 +322,7 @@ def test_the_server_adds_the_mean_of_what_clients_changed() -> None:
 
 def test_a_weight_comes_back_as_it_was_or_from_zero() -> None:
     for comeback in ("kept", "zero"):
-        method = toy(**SECOND, comeback=comeback)
+        method = variant(**SECOND, comeback=comeback)
         *_, third = played(method, 3)
         before = third.merged
         assert total(before.masks) < PRUNABLE
@@ -328,13 +330,14 @@ def test_a_weight_comes_back_as_it_was_or_from_zero() -> None:
         assert all(bool(values.all()) == (comeback == "kept") for values in pruned.values())
         model = method.model(bench(method, 3).server(3), before, None)
         assert not any(bool(model[name][~mask].any()) for name, mask in before.masks.items())
-        everything = replace(method, pace=Pace(weight_time=1e-30), adjust_ratio=0.0)
+        pure = replace(method.pure, pace=Pace(weight_time=1e-30), adjust_ratio=0.0)
+        everything = replace(method, pure=pure)
         found = Importance({n: 1e9 * ~mask for n, mask in before.masks.items()}, 0.0)
         ups = [replace(each, up=replace(each.up, importance=found)) for each in third.exchanges]
         start = replace(third.state, masks=before.masks, params=before.params)
         for index, each in enumerate(ups):
-            down = method._message(bench(method, 3).server(3), start, holds=False)
-            up = Measured(down.values, down.dense, down.buffers, found, None)
+            down = method.resend(bench(method, 3).server(3), start, each.client)
+            up = Measured(down.model, found, None)
             ups[index] = Exchange(each.client, down, up)
         after = everything.merge(bench(method, 3).server(3), start, ups)
         assert total(after.masks) == PRUNABLE
@@ -350,7 +353,7 @@ def test_no_weight_is_added_above_the_density_allowed() -> None:
     kept = [total(round.merged.masks) / PRUNABLE for round in rounds]
     assert kept[0] == 1.0 and kept[1] == pytest.approx(0.7, abs=0.01)
     assert kept[-1] == int(0.4 * PRUNABLE) / PRUNABLE
-    aims = played(toy(**free, max_density=0.6, target_density=0.3), 6)
+    aims = played(variant(**free, max_density=0.6, target_density=0.3), 6)
     assert total(aims[-1].merged.masks) == int((0.6 - 0.3 * 5 / 6) * PRUNABLE)
     early = played(toy(max_density=0.4, fixed_time=1e6, first_rounds=4, first_patience=9), 4)
     assert total(early[-1].merged.masks) == int(0.4 * PRUNABLE)
@@ -360,7 +363,7 @@ def test_time_decides_where_weights_are_pruned() -> None:
     """Where computing takes the time, a layer with few products a weight is spared."""
 
     def densities(**pace: float) -> dict[str, float]:
-        rounds = played(toy(**{**SECOND, "adjust_every": 1}, gathering="round", **pace), 4)
+        rounds = played(variant(**{**SECOND, "adjust_every": 1}, gathering="round", **pace), 4)
         found = sparsity.layer_densities(rounds[-1].merged.masks)
         return {name: float(share) for name, share in found.items()}
 

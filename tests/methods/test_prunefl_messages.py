@@ -12,10 +12,12 @@ from prunefl_cases import (
     PRUNABLE,
     SECOND,
     Faulty,
+    FaultyVariant,
     Forgetful,
     ones,
     played,
     toy,
+    variant,
     zero,
 )
 from torch import nn
@@ -26,6 +28,7 @@ from gossamer.accounting.dry_run import price
 from gossamer.conformance.promises import PROMISES, check
 from gossamer.conformance.toys import CLASSES, SIDE
 from gossamer.core import Missing
+from gossamer.methods.as_published.prunefl import PruneFLVariants
 from gossamer.methods.prunefl import PruneFL, Update
 from gossamer.wire import HEADER, WireError
 from helpers import server_ctx
@@ -34,12 +37,15 @@ from helpers import server_ctx
 
 
 @pytest.mark.parametrize(
-    ("changes", "rounds"),
-    [({}, 6), ({**SECOND, "adjust_every": 1, "gathering": "last", "comeback": "zero"}, 3)],
+    ("method", "rounds"),
+    [
+        (toy(), 6),
+        (variant(**SECOND | {"adjust_every": 1}, gathering="last", comeback="zero"), 3),
+    ],
     ids=["both phases", "second phase"],
 )
-def test_the_method_keeps_every_promise(changes: dict[str, Any], rounds: int) -> None:
-    found = list(check(toy(**changes), rounds))
+def test_the_method_keeps_every_promise(method: PruneFL | PruneFLVariants, rounds: int) -> None:
+    found = list(check(method, rounds))
     assert [finding for finding in found if not finding.ok] == []
     assert [finding.name for finding in found] == ["settings are sound", *PROMISES]
 
@@ -47,7 +53,7 @@ def test_the_method_keeps_every_promise(changes: dict[str, Any], rounds: int) ->
 @pytest.mark.parametrize("gathering", ["all", "round", "last"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_engine_refuses_no_reply(gathering: str, norm: bool) -> None:
-    found = heard(toy(gathering=gathering), 7, norm=norm)
+    found = heard(variant(gathering=gathering), 7, norm=norm)
     assert not found.failed and found.state.rounds == 5 and found.state.version >= 3
 
 
@@ -58,6 +64,12 @@ def test_a_model_of_nothing_but_weights_can_be_measured() -> None:
     found = Heard()
     gs.run(toy(), task, federation(), rounds=5, sinks=[found], options=gs.Options(workers=1))
     assert not found.failed and found.measured[-1].density < 1
+
+
+def test_variants_with_their_defaults_give_the_bits_of_the_method() -> None:
+    plain, other = heard(toy(), 6, norm=True), heard(variant(), 6, norm=True)
+    assert other.summary.state_hash == plain.summary.state_hash
+    assert [event.up for event in other.finished] == [event.up for event in plain.finished]
 
 
 # what travels -----------------------------------------------------------------------------------
@@ -74,7 +86,7 @@ def test_importance_goes_up_only_in_adjustment_rounds() -> None:
         if adjusts:
             assert up["importance.weights"].paper == 32 * PRUNABLE
             assert up["importance.rest"].paper == 32
-        assert up["values"].paper + up["dense"].paper == 32 * (
+        assert up["model.values"].paper + up["model.dense"].paper == 32 * (
             round(event.density * PRUNABLE) + dense
         )
 
@@ -97,8 +109,8 @@ def test_masks_go_down_when_they_are_stale() -> None:
 
 
 def test_a_client_that_lost_its_mask_is_sent_it() -> None:
-    settings = vars(toy(**SECOND, gathering="round"))
-    plain = heard(PruneFL(**settings), 5)
+    settings = vars(variant(**SECOND, gathering="round"))
+    plain = heard(PruneFLVariants(**settings), 5)
     forgot = heard(Forgetful(**settings, lost=5), 5)
     assert forgot.summary.state_hash == plain.summary.state_hash
     for before, event in zip(plain.finished, forgot.finished, strict=True):
@@ -112,7 +124,7 @@ def test_a_client_that_lost_its_mask_is_sent_it() -> None:
     with pytest.raises(Missing, match="sent no mask, and none is held here"):
         method.begin(bench(method).client(4, zero()), down, None)
     again = method.resend(server_ctx(net(), 4), state, zero())
-    assert method.begin(bench(method).client(4, zero()), again, None).work.masks is not None
+    assert method.begin(bench(method).client(4, zero()), again, None).work.model.masks is not None
 
 
 @pytest.mark.parametrize("says", ["nan", "inf", "-1"])
@@ -122,7 +134,7 @@ def test_importance_that_cannot_be_is_refused_and_costs_the_round(says: str) -> 
     assert [(each.round, each.client) for each in found.failed] == [(3, 5)]
     assert ("below zero" if says == "-1" else "not finite") in found.failed[0].reason
     assert found.state.version == 1
-    signed = Faulty(**vars(toy(**SECOND, gathering="last")), lost=3, says=says)
+    signed = FaultyVariant(**vars(variant(**SECOND, gathering="last")), lost=3, says=says)
     assert bool(heard(signed, 4, on_client_error="skip").failed) == (says != "-1")
 
 
@@ -132,12 +144,12 @@ def test_answers_of_another_kind_are_refused() -> None:
     first, _, third = played(method, 3)
     one, other = third.exchanges[0], first.exchanges[0]
     up = one.up
-    plain = Update(up.values, up.dense, up.buffers)
+    plain = Update(up.model)
     for round, exchange in ((third, replace(one, up=plain)), (first, replace(other, up=up))):
         with pytest.raises(WireError, match="unasked, or was asked for and did not"):
             method.merge(ctx, round.state, [exchange])
     strange = replace(up, importance=replace(up.importance, rest=-1.0))
-    with pytest.raises(WireError, match="numbers below zero, which no square is"):
+    with pytest.raises(WireError, match="numbers below zero; no square is"):
         method.merge(ctx, third.state, [replace(one, up=strange)])
 
 
@@ -147,7 +159,7 @@ def test_gradients_of_all_weights_are_paid_for_where_they_are_needed() -> None:
         ("round", {1, 2, 5}),
         ("last", {1, 2, 5}),
     ):
-        for round in played(toy(gathering=gathering), 6):
+        for round in played(variant(gathering=gathering), 6):
             for result in round.results:
                 assert equal(result.masks, round.state.masks)
                 assert equal(result.trained, ones() if round.number in rounds else {})
@@ -163,7 +175,7 @@ def test_measures_tell_the_phase() -> None:
 def test_statistics_of_norms_travel_only_if_they_are_kept() -> None:
     for bn in ("running", "static"):
         round = played(toy(bn=bn), 3, norm=True)[-1]
-        sent = {name for exchange in round.exchanges for name in exchange.up.buffers}
+        sent = {name for exchange in round.exchanges for name in exchange.up.model.buffers}
         assert sent == (set(net(True).layout.buffers) if bn == "running" else set())
 
 

@@ -20,7 +20,6 @@ from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedsparse import high as fedsparse_high
 from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.fedtiny import FedTiny
-from gossamer.methods.fedtiny import clean as fedtiny_clean
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
@@ -56,7 +55,6 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pfflash": pfflash(),
     "prunefl": PruneFL(),
     "fedtiny": FedTiny(),
-    "fedtiny-clean": fedtiny_clean(),
     "fedmef": FedMef(),
     "fedmef-sparing": fedmef_sparing(),
     "fedpm": FedPM(),

@@ -48,7 +48,7 @@ from gossamer.sparsity.distance import (
     mismatch,
     mismatches,
 )
-from gossamer.sparsity.draw import nested, random_masks
+from gossamer.sparsity.draw import nested, perturbed, random_masks
 from gossamer.sparsity.evolution import (
     Carry,
     Growth,
@@ -61,6 +61,7 @@ from gossamer.sparsity.growth import grow_largest, grow_random, readjust
 from gossamer.sparsity.importance import (
     Additions,
     Adjustment,
+    Gathered,
     Importance,
     Pace,
     adjust,
@@ -93,6 +94,7 @@ __all__ = [
     "Counts",
     "Decay",
     "Densities",
+    "Gathered",
     "Growth",
     "Importance",
     "Number",
@@ -131,6 +133,7 @@ __all__ = [
     "nested",
     "numbers",
     "pattern",
+    "perturbed",
     "random_groups",
     "random_masks",
     "readjust",

@@ -1,10 +1,9 @@
-"""Training with less memory: small activations are forgotten, and weights keep the others small.
+"""Training with less memory: layers keep only their largest inputs for the gradient.
 
-What a layer must remember for its gradient is mostly its input. `pruned` makes a task whose layers
-remember the largest entries of it only: the forward pass is exact, and so is the gradient that goes
-on to the layer before; the gradient of the weights is that of the entries remembered. Whether few
-entries matter depends on how activations are spread, which `standardised` weights see to without
-batch normalisation.
+The input is most of what a layer keeps for its gradient. `pruned` makes a task whose layers keep
+only the largest entries of it: the forward pass is exact, and so is the gradient that goes back to
+the layer before; the gradient of the weights is that of the entries kept. How much small entries
+matter depends on their distribution, which `standardised` weights control without BatchNorm.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from gossamer.task import Task
 from gossamer.task.layout import Layout
 
 GAIN = sqrt(2 / (1 - 1 / pi))
-"""What keeps the variance of signals through a ReLU, as in the paper of Brock et al., ICLR 2021."""
+"""Preserves the variance of signals through a ReLU (Brock et al., ICLR 2021)."""
 LEAST = 1e-6
-"""Added to variances, so that weights that are all the same have a gradient."""
+"""Added to variances, so that equal weights have a gradient."""
 
 _lock = threading.Lock()
 _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
@@ -40,11 +39,14 @@ _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
 
 
 def pruned(task: Task, share: float) -> Task:
-    """The same task, of which convolutions and linear layers forget `share` of their inputs.
+    """The same task, with convolutions and linear layers that forget `share` of their inputs.
 
-    The smallest entries go, of a whole batch together. What comes from the data is there anyway and
-    is not pruned, and convolutions that pad with anything but numbers of zeros stay as they are.
-    The same call returns the same task, which is for one thread at a time like any other.
+    The smallest entries of a whole batch are forgotten. Layers that read the data keep all of it,
+    since it is in memory anyway, and so do convolutions that do not pad with zeros. The same call
+    returns the same task, which serves one thread at a time like any other.
+
+    Raises:
+        ValueError: `share` is not at least 0 and below 1.
     """
     if not 0 <= share < 1:
         raise ValueError(f"a share of activations is at least 0 and below 1, not {share:g}")
@@ -65,7 +67,7 @@ def pruned(task: Task, share: float) -> Task:
 
 
 def remembered(x: Tensor, share: float) -> Tensor:
-    """True at the largest magnitudes of a tensor; `share` of all entries, rounded down, is lost."""
+    """True at the largest magnitudes of a tensor, without `share` of its entries, rounded down."""
     kept = ceil((1 - as_fraction(share)) * x.numel())
     found = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
     found[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
@@ -83,7 +85,7 @@ class _Sliding:
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer or a convolution that remembers a part of its input."""
+    """A linear layer or a convolution that keeps a part of its input."""
 
     @staticmethod
     def forward(
@@ -101,7 +103,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, mask, weight = ctx.saved_tensors
         (grad,), how, wanted = grads, ctx.how, ctx.needs_input_grad[:3]
-        # Arithmetic of 16 bits casts on the way forward, and has to be followed back.
+        # 16-bit arithmetic casts in the forward pass, and the backward pass must follow.
         x = torch.zeros(mask.shape, dtype=grad.dtype, device=grad.device)
         x.masked_scatter_(mask, values.to(grad.dtype))
         cast = weight.to(grad.dtype)
@@ -170,7 +172,7 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _plain(part: nn.Module) -> bool:
-    """Whether a layer pads with numbers of zeros, if it pads at all."""
+    """Whether a layer pads with zeros, by a number of them, if it pads at all."""
     if not isinstance(part, _ConvNd):
         return True
     return part.padding_mode == "zeros" and not isinstance(part.padding, str)
@@ -180,11 +182,11 @@ def _plain(part: nn.Module) -> bool:
 
 
 def standardised(layout: Layout, params: Params, masks: Masks, gain: float = GAIN) -> Params:
-    """Parameters whose filters have weights of mean zero, and of norm `gain`.
+    """Parameters whose filters have mean zero and norm `gain` over their active weights.
 
-    That holds of active weights, others stay zero; a filter with a single one stays as it is. It is
-    the scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to
-    close the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
+    Pruned weights stay zero, and a filter with a single active weight stays as it is. This is the
+    scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to close
+    the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
     """
     found = dict(params)
     for name, leaf in layout.leaves.items():
@@ -200,7 +202,7 @@ def _standardised(weight: Tensor, active: Tensor, gain: float) -> Tensor:
     axes = tuple(range(1, weight.dim()))
     count = active.sum(axes, keepdim=True)
     some = count.clamp(min=1)
-    apart = (weight - (weight * active).sum(axes, keepdim=True) / some) * active
-    variance = apart.square().sum(axes, keepdim=True) / some
+    centred = (weight - (weight * active).sum(axes, keepdim=True) / some) * active
+    variance = centred.square().sum(axes, keepdim=True) / some
     scale = gain / (some * (variance + LEAST)).sqrt()
-    return torch.where(count > 1, apart * scale, weight * active)
+    return torch.where(count > 1, centred * scale, weight * active)

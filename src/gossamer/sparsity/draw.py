@@ -10,6 +10,7 @@ import torch
 
 from gossamer.core import Key, Masks, Params
 from gossamer.sparsity.algebra import count
+from gossamer.sparsity.allocation import Densities, sensitivity
 from gossamer.sparsity.counts import Number, as_fraction
 from gossamer.sparsity.select import largest, uniform_numbers
 from gossamer.task.layout import Layout
@@ -62,3 +63,15 @@ def nested(
         counts = {name: max(floor(ratio * n), min(least, n)) for name, n in active.items()}
         found.append(largest(ranks, counts, source, least=0))
     return found
+
+
+def perturbed(
+    key: Key, layout: Layout, densities: Densities, spread: Number, density: Number
+) -> Densities:
+    """Layer densities that differ by up to the fraction `spread`, scaled to a total density."""
+    noise, most = 2 * uniform_numbers(key, len(densities)) - 1, as_fraction(spread)
+    wanted = {
+        name: min(share * (1 + most * as_fraction(float(each))), Fraction(1))
+        for (name, share), each in zip(densities.items(), noise, strict=True)
+    }
+    return sensitivity(layout, wanted, density)

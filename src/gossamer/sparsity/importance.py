@@ -1,17 +1,18 @@
-"""Which weights are worth their time: the rule by which PruneFL adjusts masks, on plain values.
+"""Which weights are worth their time: the criterion by which PruneFL adjusts masks.
 
-A weight is worth its importance, which is how much faster the loss falls with it, and costs time,
-by which a round is longer with it. Masks are to have the most importance per time, all that is not
-masked included: weights are added, the worthiest first, as long as that ratio grows.
+The importance of a weight is how much faster the loss falls with it: its squared gradient. Its cost
+is the time by which it makes a round longer. Masks should have the most importance per second:
+weights are added in the order of that ratio, as long as the ratio of the whole model grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import floor
+from math import floor, fsum
 
 import numpy as np
+import torch
 
 from gossamer.core import Masks, Params
 from gossamer.fields import option
@@ -23,68 +24,121 @@ from gossamer.task.layout import Layout
 
 @dataclass(frozen=True)
 class Importance:
-    """How important weights are: each prunable one, and all the others together."""
+    """The importance of each prunable weight, and of all other parameters together."""
 
     weights: Params
     rest: float
 
     def any(self) -> bool:
-        """Whether anything is important."""
+        """Whether any importance is not zero."""
         return bool(self.rest) or any(bool(tensor.any()) for tensor in self.weights.values())
 
-    def times(self, share: float) -> Importance:
-        """The same, as it counts in a sum; in double precision."""
-        weights = {name: tensor.double() * share for name, tensor in self.weights.items()}
-        return Importance(weights, self.rest * share)
+    def negative(self) -> bool:
+        """Whether some importance is below zero, as no square is."""
+        return self.rest < 0 or any(bool((tensor < 0).any()) for tensor in self.weights.values())
+
+    def times(self, factor: float) -> Importance:
+        """The product with a number, in double precision."""
+        weights = {name: tensor.double() * factor for name, tensor in self.weights.items()}
+        return Importance(weights, self.rest * factor)
 
     def plus(self, other: Importance | None) -> Importance:
-        """The sum of two, or the one there is."""
+        """The sum of two; weights that `other` does not have are zero in it."""
         if other is None:
             return self
-        weights = {name: tensor + other.weights[name] for name, tensor in self.weights.items()}
+        weights = {name: x + other.weights.get(name, 0) for name, x in self.weights.items()}
         return Importance(weights, self.rest + other.rest)
+
+
+@dataclass
+class Gathered:
+    """Gradients of all parameters, or their squares, summed over the steps of a client."""
+
+    sums: Params
+    squared: bool
+
+    @classmethod
+    def zeros(cls, params: Params, squared: bool) -> Gathered:
+        """The sums before the first step."""
+        return cls({name: torch.zeros_like(tensor) for name, tensor in params.items()}, squared)
+
+    def add(self, grads: Params) -> None:
+        """Adds the gradients of a step."""
+        sums, new = list(self.sums.values()), [grads[name] for name in self.sums]
+        if self.squared:
+            torch._foreach_addcmul_(sums, new, new)
+        else:
+            torch._foreach_add_(sums, new)
+
+    def importance(self, prunable: Collection[str], examples: int) -> Importance:
+        """The sum of squares; or the square of the sum, times its examples, so that rounds add."""
+        squares, factor = self.sums, 1
+        if not self.squared:
+            squares = {name: tensor.square() for name, tensor in self.sums.items()}
+            factor = examples
+        weights = {name: factor * squares[name] for name in prunable}
+        rest = fsum(float(each.sum()) for name, each in squares.items() if name not in weights)
+        return Importance(weights, factor * rest)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a round takes on a device; only ratios matter.
+    """How long a round takes on a device; only ratios matter.
 
-    By default about what the constants in the code of PruneFL's authors come to, which they found
-    on a Raspberry Pi.
+    The defaults approximate the constants in the code of PruneFL's authors, which were measured on
+    a Raspberry Pi.
     """
 
     mac_time: float = option(
-        2e-9, "seconds to train on an example, for each product of its forward pass", least=0
+        2e-9, "training time in seconds per example and multiplication", least=0
     )
     weight_time: float = option(5.6e-6, "seconds to receive and send a weight", above=0)
     fixed_time: float = option(
-        2.0, "time that no pruning saves, in multiples of that of dense training", least=0
+        2.0, "time that pruning does not save, in multiples of dense training", least=0
     )
 
     def times(self, layout: Layout, examples: float) -> dict[str, float]:
-        """What a weight of each layer adds to a round with so many examples."""
+        """The time that a weight of each layer adds to a round with so many examples."""
         each, leaves = self.mac_time * examples, {name: layout[name] for name in layout.prunable}
         return {n: each * leaf.macs / leaf.count + self.weight_time for n, leaf in leaves.items()}
 
     def fixed(self, layout: Layout, examples: float) -> float:
-        """What such a round takes without any of them."""
+        """The time that such a round takes without any of them."""
         return self.fixed_time * self.mac_time * examples * layout.macs
+
+    def adjust(
+        self,
+        layout: Layout,
+        examples: float,
+        params: Params,
+        masks: Masks,
+        importance: Importance,
+        drop: Number,
+        max_density: float,
+    ) -> Masks:
+        """The masks with the most importance per second; see `adjust`."""
+        if not importance.any():
+            return masks
+        weights = {name: params[name] for name in masks}
+        times, fixed = self.times(layout, examples), self.fixed(layout, examples)
+        most = floor(as_fraction(max_density) * sum(mask.numel() for mask in masks.values()))
+        return adjust(weights, masks, importance, times, fixed, drop, most).masks
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Masks, and what the model is worth and costs with them."""
+    """New masks, and the importance and time of the model that they keep."""
 
     masks: Masks
     importance: float
-    """Of all that is kept, and of what is never pruned."""
+    """Of all weights that are kept or never pruned."""
     time: float
     """Of a round."""
 
 
 @dataclass(frozen=True)
 class Additions:
-    """Which of some candidates are added, and what it then comes to."""
+    """The candidates that are added, and the importance and time of the model with them."""
 
     chosen: Flags
     importance: float
@@ -100,11 +154,16 @@ def adjust(
     drop: Number,
     most: int | None = None,
 ) -> Adjustment:
-    """New masks: all but the smallest weights stay, and of all others come those worth their time.
+    """Drops the smallest weights of each layer, then adds the weights that are worth their time.
 
-    Each layer keeps its active weights but the share `drop` of smallest magnitudes. All others, and
-    inactive ones, are candidates. A weight takes the time of its layer, and `fixed` is what a round
-    takes beside. Nothing is added beyond `most` weights, but what stays stays, if it is more.
+    Args:
+        params: the weights, whose magnitudes decide which are dropped.
+        importance: of each weight, active or not.
+        times: seconds that a weight of each layer adds to a round.
+        fixed: seconds of a round without any of these weights.
+        drop: fraction of each layer's active weights that is dropped. A dropped weight is a
+            candidate for addition, as every inactive one is.
+        most: no weight is added beyond this number; weights that were not dropped stay.
 
     >>> import torch
     >>> params = {"w": torch.tensor([0.9, -0.5, 0.2, 0.1, 0.0, 0.0])}
@@ -140,10 +199,10 @@ def adjust(
 def worthwhile(
     values: Numbers, costs: Numbers, importance: float, time: float, most: int | None = None
 ) -> Additions:
-    """The candidates that have more importance per time than all that is there before them.
+    """The candidates that have more importance per time than the model has before each of them.
 
-    They come by that ratio, the largest first, and ties go to the lower index. At most so many are
-    chosen. Times are above zero.
+    They are added in descending order of that ratio; ties go to the lower index. At most `most` are
+    chosen. Times must be positive.
     """
     # Ratios are compared without dividing. That of the whole only grows, so a candidate that is not
     # above it now never will be, and need not be sorted.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gossamer.core import Batch, Key, Masks, Params
+from gossamer.core import Batch, Examples, Key, Masks, Params
 from gossamer.task.layout import Layout, Leaf
 
 Precision = Literal["f32", "bf16"]
@@ -101,6 +101,18 @@ class Task:
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The criterion on a batch, in training mode."""
         return self.criterion(self.logits(params, batch.x, batch.key), batch.y)
+
+    def test_loss(self, params: Params, batch: Batch) -> Tensor:
+        """The criterion on a batch, in evaluation mode and without gradients."""
+        with torch.no_grad():
+            return self.criterion(self.logits(params, batch.x), batch.y)
+
+    def accuracy(self, params: Params, examples: Examples) -> tuple[float, float]:
+        """The accuracy of a classifier, and that of guessing."""
+        with torch.inference_mode():
+            logits = self.logits(params, examples.x.to(self.device))
+        right = logits.argmax(-1).cpu() == examples.y.cpu()
+        return float(right.double().mean()), 1 / logits.shape[-1]
 
     def gradients(
         self,

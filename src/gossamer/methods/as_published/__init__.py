@@ -9,10 +9,13 @@ from typing import Any
 from gossamer.core import Method
 from gossamer.methods.as_published import (
     feddst,
+    fedmef,
     fedpm,
+    fedtiny,
     flash,
     personal,
     pffdst,
+    prunefl,
     spafl,
 )
 
@@ -21,6 +24,9 @@ PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **flash.ENTRIES,
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
+    **prunefl.ENTRIES,
+    **fedtiny.ENTRIES,
+    **fedmef.ENTRIES,
     **personal.ENTRIES,
     **fedpm.ENTRIES,
 }

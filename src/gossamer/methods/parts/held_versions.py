@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.core import Client
+from gossamer.core import Client, Masks, Missing
+from gossamer.wire import Revision
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 """By client id, the version a client holds, or -1: at first, nobody holds any."""
@@ -24,3 +25,16 @@ def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) 
     found[: len(held)] = held
     found[list(clients)] = torch.tensor(version, dtype=torch.int32)
     return found
+
+
+def current(sent: Revision | None, own: Masks | None) -> Masks:
+    """The masks that a client was sent or, if it was sent none, its own.
+
+    Raises:
+        Missing: the client has none.
+    """
+    if sent is not None:
+        return sent.masks
+    if own is None:
+        raise Missing("the server sent no mask, and none is held here")
+    return own
