@@ -44,14 +44,16 @@ from gossamer.sparsity.allocation import (
     uniform,
 )
 from gossamer.sparsity.average import Average, Averaging, masked_mean
+from gossamer.sparsity.budgets import Budgets
 from gossamer.sparsity.distance import (
     churn,
+    density,
     layer_densities,
     layer_mismatch,
     mismatch,
     mismatches,
 )
-from gossamer.sparsity.draw import nested, random_masks
+from gossamer.sparsity.draw import nested, part_of, random_masks
 from gossamer.sparsity.evolution import (
     Carry,
     Growth,
@@ -69,6 +71,7 @@ from gossamer.sparsity.importance import (
     worthwhile,
 )
 from gossamer.sparsity.n_of_m import (
+    drawn_masks,
     group_counts,
     largest_in_groups,
     pattern,
@@ -93,6 +96,7 @@ __all__ = [
     "Allocation",
     "Average",
     "Averaging",
+    "Budgets",
     "Carry",
     "Change",
     "Counts",
@@ -112,6 +116,8 @@ __all__ = [
     "churn",
     "count",
     "decayed",
+    "density",
+    "drawn_masks",
     "union",
     "er",
     "erk",
@@ -135,6 +141,7 @@ __all__ = [
     "mismatches",
     "nested",
     "numbers",
+    "part_of",
     "pattern",
     "random_groups",
     "random_masks",

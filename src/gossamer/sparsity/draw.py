@@ -59,3 +59,8 @@ def nested(
         counts = {name: max(floor(ratio * n), min(least, n)) for name, n in active.items()}
         found.append(largest(ranks, counts, source, least=0))
     return found
+
+
+def part_of(source: Masks, density: Number | None, key: Key) -> Masks:
+    """The random part of masks that a client of some density has; all of them without one."""
+    return source if density is None else nested(source, [density], key)[0]

@@ -21,6 +21,7 @@ from gossamer.core import Key, Masks, Params
 from gossamer.sparsity.algebra import Change, Counts, Flags, Numbers, flat, magnitudes, shaped
 from gossamer.sparsity.select import counts_after_removal, largest, uniform_numbers
 from gossamer.task.layout import Layout
+from gossamer.wire import Drawn
 
 
 def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int = 16) -> Masks:
@@ -32,6 +33,11 @@ def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int
         chosen = blocks.join(_top_rows(scores, blocks.spread(wanted)))
         found[name] = torch.from_numpy(chosen).reshape(layout[name].shape)
     return found
+
+
+def drawn_masks(drawn: Drawn, layout: Layout, size: int = 0) -> Masks:
+    """The masks that a seed stands for; unstructured, or in groups of some size."""
+    return random_groups(Key(drawn.seed), layout, drawn.kept, size) if size else drawn.masks()
 
 
 def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16) -> Masks:
@@ -79,7 +85,9 @@ def group_counts(masks: Masks, size: int = 16) -> dict[str, Tensor]:
 
 
 def pattern(layout: Layout, counts: Mapping[str, int], size: int = 16) -> Counts:
-    """The N that each layer declares: no group of it has more active weights."""
+    """The N that each layer declares, if it has groups: none of them has more active weights."""
+    if not size:
+        return {}
     return {name: -(-wanted * size // layout[name].count) for name, wanted in counts.items()}
 
 

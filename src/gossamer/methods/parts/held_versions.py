@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gossamer.core import Client
+from gossamer.core import Client, Masks, Missing
+from gossamer.wire import Revision
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 """By client id, the version a client holds, or -1: at first, nobody holds any."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The masks that a client keeps between its rounds."""
+
+    masks: Masks
 
 
 def holds(held: Tensor, client: Client, version: int) -> bool:
@@ -24,3 +33,16 @@ def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) 
     found[: len(held)] = held
     found[list(clients)] = torch.tensor(version, dtype=torch.int32)
     return found
+
+
+def received(sent: Revision | None, held: Masks | None) -> Masks:
+    """The masks that a client was sent or, if the server sent none, those that it holds.
+
+    Raises:
+        Missing: it holds none.
+    """
+    if sent is not None:
+        return sent.masks
+    if held is None:
+        raise Missing("the server sent no mask, and none is held here")
+    return held
