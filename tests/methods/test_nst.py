@@ -28,7 +28,7 @@ from gossamer import METHODS, NST, Client, Ctx, Exchange, Key, sparsity
 from gossamer.accounting import Accounting, paper_bits
 from gossamer.conformance.toys import plain_task
 from gossamer.engine.client import train
-from gossamer.methods.nst import Sparse, Up, Whole, code_parity
+from gossamer.methods.nst import Sparse, Whole
 from gossamer.wire import Revision, Schema, UnknownMask, decode, encode, held, pack
 from helpers import Toy, client_ctx, linear, server_ctx
 
@@ -109,7 +109,7 @@ def test_the_mean_is_over_all_clients_or_over_those_with_a_weight(
                 whole = exchange.up.dense[name]
             else:
                 whole = torch.zeros(found.shape)
-                whole[mask] = exchange.up.values.values[name]
+                whole[mask] = exchange.up.model.values.values[name]
             above += share * whole.double()
             below += share * (mask if owners_only and mask is not None else 1)
         torch.testing.assert_close(found, (above / below.clamp(min=1)).float())

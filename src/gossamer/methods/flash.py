@@ -120,14 +120,14 @@ class Flash:
             return self.start(ctx, ctx.common.fold("init", 1), densities, 1)  # lines 9-10
         budgets, clients = self.budgets(ctx), list[Client]()
         updates = self.updates(ctx, state, exchanges, clients)
-        auto: Averaging = "wfa" if budgets.several else "fedavg"
-        kind = auto if self.averaging == "auto" else self.averaging
-        average = sparsity.masked_mean(updates, kind, state.params)  # Algorithm 3
+        kind = budgets.averaging(self.averaging)
+        average = sparsity.masked_mean(updates, kind)  # Algorithm 3
         if not clients:
             return state
         # Weights that no client of the round could afford stay as they are.
-        union = sparsity.union(average.owned, budgets.unoffered(state.masks, clients))
-        params = sparsity.masked({**state.params, **average.params}, union)
+        unoffered = budgets.unoffered(state.masks, clients)
+        params = sparsity.replaced({**state.params, **average.params}, unoffered, state.params)
+        union = sparsity.union(average.owned, unoffered)
         masks, moves = state.masks, self.moves(ctx)
         if moves:  # Algorithm 1, line 19
             masks = self.subsample(ctx, params, average.densities, union)
@@ -242,11 +242,7 @@ class Flash:
         else:  # line 8, with eq. 3
             densities = sparsity.sensitivity(ctx.task.layout, measured, density)
             counts = sparsity.apportion(ctx.task.layout, densities)
-        if self.group:
-            top = sparsity.largest_in_groups(params, counts, self.group)
-        else:
-            top = sparsity.largest(params, counts, union)
-        return budgets.masks(top, params)
+        return budgets.masks(sparsity.largest_masks(params, counts, union, self.group), params)
 
 
 def pdst() -> Flash:

@@ -127,10 +127,9 @@ class NST:
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Update, Local]:
-        model = work.model
+        model, metrics = work.model, masked_training.metrics(work.model, moved=True)
         sent = sparse_model.send(ctx, model.params, model.masks, self.bn)
         up = Update(sent, Revision(model.masks, work.base))
-        metrics = masked_training.metrics(model, moved=True)
         return Result(up, Local(model.masks), model.masks, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from gossamer.sparsity.algebra import (
     inactive,
     masked,
     numbers,
+    replaced,
     union,
 )
 from gossamer.sparsity.allocation import (
@@ -74,6 +75,7 @@ from gossamer.sparsity.n_of_m import (
     drawn_masks,
     group_counts,
     largest_in_groups,
+    largest_masks,
     pattern,
     random_groups,
     regrow_in_groups,
@@ -131,6 +133,7 @@ __all__ = [
     "inactive",
     "largest",
     "largest_in_groups",
+    "largest_masks",
     "largest_of_all",
     "layer_densities",
     "layer_mismatch",
@@ -148,6 +151,7 @@ __all__ = [
     "readjust",
     "regrow_in_groups",
     "removals",
+    "replaced",
     "sensitivity",
     "top",
     "uniform",

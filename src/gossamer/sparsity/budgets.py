@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gossamer.core import Client, Key, Masks, Params
 from gossamer.sparsity.algebra import difference
+from gossamer.sparsity.average import Averaging
 from gossamer.sparsity.draw import nested
 
 MOST = 16
@@ -30,6 +32,10 @@ class Budgets:
     def several(self) -> bool:
         """Whether there is more than one density."""
         return len(self.densities) > 1
+
+    def averaging(self, wish: Literal["auto", Averaging]) -> Averaging:
+        """How clients' models are averaged; `auto`: over those that can afford a weight."""
+        return ("wfa" if self.several else "fedavg") if wish == "auto" else wish
 
     def level(self, client: Client) -> int:
         """The place of a client's density among all."""

@@ -51,6 +51,11 @@ def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16)
     return found
 
 
+def largest_masks(params: Params, counts: Mapping[str, int], among: Masks, size: int = 0) -> Masks:
+    """Masks of the largest magnitudes of each layer `among` some or, with a size, of each group."""
+    return largest_in_groups(params, counts, size) if size else largest(params, counts, among)
+
+
 def regrow_in_groups(
     by: Key | Params, params: Params, masks: Masks, removed: Mapping[str, int], size: int = 16
 ) -> Change:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from gossamer.core import (
     Batch,
     Client,
     Ctx,
-    Exchange,
     Job,
     Key,
     Masks,
@@ -28,13 +27,13 @@ from gossamer.fields import option
 from gossamer.methods import flash, nst
 from gossamer.methods.as_published import mask_learning
 from gossamer.methods.as_published.mask_learning import Learning, Work
-from gossamer.methods.flash import Down, Flash, Nested, Train, Up, jmwst, pdst
+from gossamer.methods.flash import Down, Exchanges, Flash, Nested, Train, Up, jmwst, pdst
 from gossamer.methods.nst import NST
 from gossamer.methods.parts import held_versions, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.mask_learning import Update, receive_update
 from gossamer.methods.parts.sensitivity_probe import Probe
-from gossamer.sparsity import Allocation, Averaging, Densities, Rounding, Saturate
+from gossamer.sparsity import Allocation, Densities, Rounding, Saturate
 from gossamer.wire import Drawn, Revision, WireError
 
 
@@ -111,7 +110,7 @@ class FlashVariants:
         """The message for a client that lost its mask."""
         return self.down(ctx, replace(state, held=held_versions.NOBODY), client)
 
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+    def merge(self, ctx: Ctx, state: Server, exchanges: Exchanges) -> Server:
         pure, budgets, layout = self.pure, self.pure.budgets(ctx), ctx.task.layout
         if pure.probing(ctx):
             measured = sensitivity_probe.mean_sensitivity(ctx, (each.up for each in exchanges))
@@ -120,14 +119,13 @@ class FlashVariants:
             found = sparsity.sensitivity(layout, measured, pure.density, self.probe_saturate)
             return self.start(ctx, found, state.versions[-1] + 1)
         clients: list[Client] = []
-        auto: Averaging = "wfa" if budgets.several else "fedavg"
-        kind = auto if pure.averaging == "auto" else pure.averaging
         updates = self.updates(ctx, state, exchanges, clients)
-        average = sparsity.masked_mean(updates, kind, state.params)
+        average = sparsity.masked_mean(updates, budgets.averaging(pure.averaging))
         if not clients:
             return state
-        union = sparsity.union(average.owned, budgets.unoffered(state.masks, clients))
-        params = sparsity.masked({**state.params, **average.params}, union)
+        unoffered = budgets.unoffered(state.masks, clients)
+        params = sparsity.replaced({**state.params, **average.params}, unoffered, state.params)
+        union = sparsity.union(average.owned, unoffered)
         masks, moves = state.masks, pure.moves(ctx)
         if moves:
             masks = self.subsample(ctx, params, average.densities, union)
@@ -218,24 +216,13 @@ class FlashVariants:
         params = ctx.task.init(key.fold(1) if version and not self.reuse_init else key)
         params = sparsity.masked(params, top)
         masks = self.pure.budgets(ctx).masks(top, Key(drawn.seed))
-        return Server(
-            params,
-            masks,
-            drawn,
-            -1 if probing else version,
-            (version,) * len(masks),
-            held_versions.NOBODY,
-            params if self.eval_model == "union" else {},
-            float(sparsity.density(top)),
-            0.0,
-        )
+        seeded, versions = -1 if probing else version, (version,) * len(masks)
+        tested, density = params if self.eval_model == "union" else {}, sparsity.density(top)
+        figures = (tested, float(density), 0.0)
+        return Server(params, masks, drawn, seeded, versions, held_versions.NOBODY, *figures)
 
     def updates(
-        self,
-        ctx: Ctx,
-        state: Server,
-        exchanges: Iterable[Exchange[Down, Up]],
-        clients: list[Client],
+        self, ctx: Ctx, state: Server, exchanges: Exchanges, clients: list[Client]
     ) -> Iterator[tuple[Params, Masks, float]]:
         for exchange in exchanges:
             up, down, client = exchange.up, exchange.down, exchange.client
@@ -256,11 +243,7 @@ class FlashVariants:
         else:
             shares = sparsity.sensitivity(layout, measured, pure.density, self.saturate)
             counts = sparsity.apportion(layout, shares, self.rounding)
-        if pure.group:
-            top = sparsity.largest_in_groups(params, counts, pure.group)
-        else:
-            top = sparsity.largest(params, counts, union)
-        return budgets.masks(top, params)
+        return budgets.masks(sparsity.largest_masks(params, counts, union, pure.group), params)
 
     def churned_layers(self, ctx: Ctx) -> list[str] | None:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
