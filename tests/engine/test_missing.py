@@ -12,9 +12,9 @@ from gossamer import Ctx, Job, Options, run
 from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import ClientError
 from gossamer.engine.events import read
-from gossamer.methods.flash import Down, Flash, Local
-from gossamer.methods.parts.shared_masks import Masking
-from gossamer.methods.sparse import Work
+from gossamer.methods.flash import Down, Flash
+from gossamer.methods.parts.held_versions import Local
+from gossamer.methods.parts.masked_training import Work
 from gossamer.optim import Training
 from gossamer.wire import HEADER
 
@@ -36,7 +36,8 @@ class Stubborn(Forgetful):
 SETTINGS = {
     "clients": 12,
     "training": Training(batch=8, lr=0.05),
-    "masking": Masking(density=0.5, allocation="erk"),
+    "density": 0.5,
+    "allocation": "erk",
 }
 
 

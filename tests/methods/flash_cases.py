@@ -17,7 +17,9 @@ from gossamer.conformance.bench import Bench, Round
 from gossamer.conformance.toys import CLASSES, SIDE, Tiny
 from gossamer.engine.client import AnyMethod, batches
 from gossamer.engine.events import ClientFailed, ClientFinished, Clock, Event, Measured
-from gossamer.methods.sparse import Work
+from gossamer.methods import Flash
+from gossamer.methods.as_published.flash import FlashVariants, NSTVariants
+from gossamer.methods.parts.masked_training import Work
 
 SMALL: dict[str, Any] = {
     "clients": 4,
@@ -35,8 +37,13 @@ KEPT = 65
 
 
 def toy(name: str = "spdst", **changes: Any) -> Any:
-    """A method of the registry with small settings, and others by their flat names."""
-    method = METHODS[name]
+    """A method of the registry with small settings, and others by their flat names.
+
+    An option that is not the paper's own makes it a variant of the method.
+    """
+    method: Any = METHODS[name]
+    if changes.keys() - {setting.name for setting in fields.settings(method)}:
+        method = FlashVariants(method) if isinstance(method, Flash) else NSTVariants(method)
     known = {setting.name for setting in fields.settings(method)}
     wanted = {each: value for each, value in SMALL.items() if each in known}
     return fields.replace(method, {**wanted, **changes})
@@ -140,8 +147,13 @@ def worked(
     work = job.work
     for batch in batches(ctx, job):
         work = method.step(ctx, work, batch)
-        seen(work, batch)
+        seen(model_of(work), batch)
     return method.finish(ctx, work)
+
+
+def model_of(work: Any) -> Work:
+    """The model in training, also where a method keeps more beside it."""
+    return work if isinstance(work, Work) else work.model
 
 
 def total(masks: Masks) -> int:

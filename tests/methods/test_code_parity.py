@@ -23,7 +23,6 @@ from gossamer.methods import feddst, pffdst, sparse
 from gossamer.methods.feddst import FedDST, Readjustment, random_mask
 from gossamer.methods.flash import Flash
 from gossamer.methods.freezing import Down, Up
-from gossamer.methods.parts.shared_masks import Masking
 from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.phases import Phases
 from gossamer.methods.visits import drawn, draws, repeated
@@ -192,7 +191,7 @@ def test_the_head_of_erk_plus_has_a_density_of_its_own(
     for dense in (
         FedDST(**wish),
         PFFDST(phases=phases),
-        Flash(masking=Masking(**wish)),
+        Flash(density=density, allocation="erk-plus"),
     ):
         method = fields.replace(dense, {"fc_density": head})
         masks = method.init(ctx(plain_task(), 0)).masks

@@ -32,7 +32,7 @@ from gossamer import Exchange, Masks, Options, sparsity
 from gossamer.accounting.dry_run import price
 from gossamer.conformance.bench import Round
 from gossamer.conformance.promises import PROMISES
-from gossamer.methods.flash import Local
+from gossamer.methods.parts.held_versions import Local
 from gossamer.wire import Drawn
 
 BUDGETS = (0.05, 0.1, 0.2)
@@ -115,7 +115,7 @@ def test_a_client_trains_inside_its_mask_only(name: str) -> None:
                 assert moves or inside(work.masks, allowed)
 
             result = worked(method, ctx, exchange.down, held, seen)
-            assert equal(result.up.values.values, exchange.up.values.values)
+            assert equal(result.up.model.values.values, exchange.up.model.values.values)
 
 
 def test_cohorts_have_every_budget_in_its_share() -> None:
@@ -137,7 +137,7 @@ def mean_of(round: Round, name: str, owners_only: bool) -> tuple[torch.Tensor, t
     owned = torch.zeros(shape, dtype=torch.bool)
     for exchange, result in zip(round.exchanges, round.results, strict=True):
         mask, weight = result.masks[name], exchange.client.examples
-        whole = torch.zeros(shape).masked_scatter(mask, exchange.up.values.values[name])
+        whole = torch.zeros(shape).masked_scatter(mask, exchange.up.model.values.values[name])
         above += weight * whole.double()
         below += weight * (mask if owners_only else 1)
         owned |= mask

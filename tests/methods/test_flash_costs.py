@@ -24,7 +24,8 @@ from gossamer.accounting import (
 )
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
-from gossamer.methods.flash import Flash, Server, Train, Update
+from gossamer.methods.flash import Flash, Server, Train
+from gossamer.methods.parts.mask_learning import Update
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.models import build
 from gossamer.wire import Revision
@@ -39,7 +40,7 @@ MODELS = {
     "mnistnet": (GREY, 10, MIDDLE),
 }
 DRY = Options(workers=1, eval_every=0, checkpoint_every=100)
-VALUES = Accounting(mask_code="none", uncharged="buffers")
+VALUES = Accounting(mask_code="none", uncharged="model.buffers")
 """As the tables count: 32 bits for a value, nothing for masks and running statistics."""
 
 
@@ -182,7 +183,8 @@ def test_clients_of_a_small_budget_receive_and_send_less() -> None:
         budget = (0.05, 0.1, 0.2)[event.client % 3]
         masks = found.state.masks[kept[budget]]
         values = 32 * sum(int(mask.sum()) for mask in masks.values())
-        assert rows(event, "up")["values"].paper == rows(event, "down")["values"].paper == values
+        assert rows(event, "up")["model.values"].paper == values
+        assert rows(event, "down")["model.values"].paper == values
         assert event.paper_up == values + 32 * 13
         assert event.paper_down == event.paper_up
 
@@ -191,7 +193,7 @@ def test_clients_of_a_small_budget_receive_and_send_less() -> None:
 def test_table_9_ends_when_clients_have_sent_two_gib(name: str, every: int) -> None:
     """Twenty clients a round, after one that only finds densities."""
     rounds = config.read(PAPERS / f"table9-{name}.toml").experiment.rounds
-    counted = Accounting(uncharged="buffers")
+    counted = Accounting(uncharged="model.buffers")
     frozen, moved = (paper_bits(messages("mnistnet", 0.2, n).up, counted) for n in (0, 1))
     sent = [moved if every and n % every == 0 else frozen for n in range(rounds)]
     assert 20 * sum(sent[:-1]) / 8 <= 2**31 < 20 * sum(sent) / 8
@@ -237,7 +239,7 @@ def test_masks_go_down_to_clients_whose_mask_is_stale() -> None:
     dry = price(method, task, rounds=16, classes=3, pool=100, examples=2, options=DRY)
     lines = {line[0::2]: bits.messages for line, bits in dry.lines.items()}
     assert lines["down", "mask"] == first + sum(later[:15])
-    assert lines["down", "values"] == lines["up", "values"] == 160
+    assert lines["down", "model.values"] == lines["up", "model.values"] == 160
     assert lines["up", "mask"] == 40  # rounds 1, 6, 11 and 16
 
 

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from flash_cases import KEPT, LAYERS, bench, equal, heard, played, rows, total, toy, zero_outside
+from flash_cases import (
+    KEPT,
+    LAYERS,
+    bench,
+    equal,
+    heard,
+    model_of,
+    played,
+    rows,
+    total,
+    toy,
+    zero_outside,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +28,12 @@ from gossamer import METHODS, Client, Exchange, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.core import Missing
 from gossamer.engine.client import train
-from gossamer.methods.flash import Flash, Local, Server, Train, Update, code_parity
+from gossamer.methods.as_published.flash import FlashVariants, released
+from gossamer.methods.as_published.mask_learning import Learning
+from gossamer.methods.flash import Flash, Server, Train
+from gossamer.methods.parts.held_versions import Local
+from gossamer.methods.parts.mask_learning import Update
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
-from gossamer.methods.parts.shared_masks import Masking
 from gossamer.wire import Drawn, Revision
 from helpers import Toy, client_ctx, linear, server_ctx
 
@@ -52,7 +67,7 @@ def test_nothing_but_densities_travels_up_in_the_first_round() -> None:
     for event in (each for each in found.finished if each.round == 1):
         assert set(rows(event, "up")) == {"header", "densities"}
         assert event.paper_up == 32 * len(NAMES)
-        assert {"values", "dense", "mask"} < set(rows(event, "down"))
+        assert {"model.values", "model.dense", "mask"} < set(rows(event, "down"))
 
 
 def test_all_rates_but_the_first_decay_from_the_second_round_on() -> None:
@@ -61,7 +76,7 @@ def test_all_rates_but_the_first_decay_from_the_second_round_on() -> None:
     state, client = found.init(), found.federation.pool[0]
     ctx = found.client(1, client)
     job = method.begin(ctx, method.down(found.server(1), state, client), None)
-    assert job.work.rate == 0.1 and job.epochs == 2.0 and job.work.moves and job.work.probe
+    assert job.work.rate == 0.1 and job.epochs == 2.0 and method.probing(ctx)
 
 
 # what the server makes of it --------------------------------------------------------------------
@@ -121,7 +136,7 @@ def test_weights_and_masks_are_drawn_anew_after_the_first_round() -> None:
     both = before.masks[-1]["2.weight"] & after.masks[-1]["2.weight"]
     assert both.any()
     assert (before.params["2.weight"] != after.params["2.weight"])[both].all()
-    assert (after.versions, before.versions) == ((1,), (0,))
+    assert (after.version, before.version) == (1, 0)
 
 
 def test_weights_that_were_probed_may_be_gone_on_with() -> None:
@@ -167,7 +182,7 @@ def test_clients_that_count_loosely_know_what_to_aim_at() -> None:
             held = Local(played_.state.masks[budget == 0.2])
             work = method.begin(found.client(played_.number, exchange.client), down, held).work
             assert work.intended == round(budget * 324)
-            kinds.add((type(down.mask), total(work.masks) == work.intended))
+            kinds.add((type(down.mask), total(work.model.masks) == work.intended))
     assert {kind for kind, _ in kinds} == {Drawn, Revision, type(None)}
     assert any(not same for _, same in kinds)  # so it is no count of what is there
 
@@ -226,17 +241,17 @@ def test_rules_need_no_first_round(allocation: Any) -> None:
 # the learning rate ------------------------------------------------------------------------------
 
 
-def rate(method: Flash, passed: int, rounds: int) -> float:
+def rate(method: Flash | FlashVariants, passed: int, rounds: int) -> float:
     """Of a client, after so many rounds of training out of so many."""
-    before = int(method.masking.allocation == "sensitivity")
+    pure = method if isinstance(method, Flash) else method.pure
+    before = int(pure.allocation == "sensitivity")
     task = linear()
     whole = (passed + 1 + before, rounds + before)
     server = server_ctx(task, round=whole[0], rounds=whole[1])
     down = method.down(server, method.init(server), Client(0, 20))
     ctx = client_ctx(task, Toy().make(server.key, 20), round=whole[0], rounds=whole[1])
     assert isinstance(down, Train)
-    found: float = method.begin(ctx, down, None).work.rate
-    return found
+    return model_of(method.begin(ctx, down, None).work).rate
 
 
 @pytest.mark.parametrize("name", ["spdst", "jmwst", "pdst"])
@@ -261,23 +276,23 @@ def test_the_rate_of_the_released_code_is_late_and_goes_by_a_thousand_rounds(nam
 
 
 def test_random_masks_may_be_those_of_the_released_code_too() -> None:
-    method = code_parity(METHODS["pdst"])
-    assert method.masking == Masking(
-        allocation="uniform", saturate="cap-ratio", rounding="floor", bernoulli=True
-    )
-    assert method.weighting == "uniform" and method.training.lr_horizon == 1000
-    assert replace(method, masking=Masking()) == replace(METHODS["spdst-code"], masking=Masking())
+    method = METHODS["pdst-code"]
+    assert method == released(METHODS["pdst"]) and method.pure.allocation == "uniform"
+    assert method.pure.weighting == "uniform" and method.pure.training.lr_horizon == 1000
+    code = METHODS["spdst-code"]
+    assert replace(method, pure=code.pure) == code
 
 
 @pytest.mark.parametrize("name", ["spdst-code", "jmwst-code"])
 def test_the_presets_of_the_released_code_are_those_of_the_specification(name: str) -> None:
     method = METHODS[name]
-    assert isinstance(method, Flash) and method == code_parity(METHODS[name.removesuffix("-code")])
-    assert (method.training.lr_horizon, method.training.lr_lag) == (1000, 1)
-    assert not method.learning.exact and method.learning.growth == "bernoulli"
-    assert method.masking == Masking(saturate="cap-ratio", rounding="floor", bernoulli=True)
+    assert method == released(METHODS[name.removesuffix("-code")])
+    pure = method.pure
+    assert (pure.training.lr_horizon, pure.training.lr_lag) == (1000, 1)
+    assert method.learning == Learning(exact=False, growth="bernoulli")
+    assert (method.saturate, method.rounding, method.bernoulli) == ("cap-ratio", "floor", True)
     assert (method.probe_among, method.probe_saturate) == ("any", "clip")
-    assert method.resample and (method.weighting, method.eval_model) == ("uniform", "union")
+    assert method.resample and (pure.weighting, method.eval_model) == ("uniform", "union")
 
 
 @pytest.mark.parametrize("budgets", [(), (0.05, 0.2)])
@@ -296,8 +311,8 @@ def test_masks_of_the_released_code_are_drawn_weight_by_weight() -> None:
         ctx = replace(bench(method).server(0), common=server_ctx(linear(), seed=seed).common)
         state = method.init(ctx)
         counts.add(total(state.masks[0]))
-        told = method.masking.told(ctx, state.drawn, None, None)
-        assert equal(told, state.masks[0])  # clients draw the same
+        drawn = method.draw(ctx, state.drawn, probing=True)
+        assert equal(drawn, state.masks[0])  # clients draw the same
     assert len(counts) > 3
 
 

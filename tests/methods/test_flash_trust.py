@@ -13,10 +13,13 @@ from torch import Tensor
 
 from gossamer import Ctx, Masks, Params, Result, sparsity
 from gossamer.methods import nst
-from gossamer.methods.flash import Flash, Local, Up, Update
+from gossamer.methods.flash import Flash, Up
 from gossamer.methods.nst import NST
+from gossamer.methods.parts.held_versions import Local
+from gossamer.methods.parts.mask_learning import Update
+from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sensitivity_probe import Sensitivity
-from gossamer.methods.sparse import Work
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.wire import Packed, Revision, WireError, dump
 
 Lie = Callable[[Any, Work], Any]
@@ -31,12 +34,14 @@ def greedy(up: Any, work: Work) -> Any:
     """One weight more than it was allowed, values and all."""
     masks = {name: mask.clone() for name, mask in work.masks.items()}
     masks["5.weight"][tuple((~masks["5.weight"]).nonzero()[0])] = True
-    return replace(up, mask=Revision(masks), values=filled(work.params, masks))
+    model = replace(up.model, values=filled(work.params, masks))
+    return replace(up, mask=Revision(masks), model=model)
 
 
 def everything(up: Any, work: Work) -> Any:
     masks = {name: torch.ones_like(mask) for name, mask in work.masks.items()}
-    return replace(up, mask=Revision(masks), values=filled(work.params, masks))
+    model = replace(up.model, values=filled(work.params, masks))
+    return replace(up, mask=Revision(masks), model=model)
 
 
 def cut(up: Any, work: Work) -> Any:
@@ -45,14 +50,15 @@ def cut(up: Any, work: Work) -> Any:
 
 def values(change: Callable[[Tensor], Tensor]) -> Lie:
     def lie(up: Any, work: Work) -> Any:
-        changed = {**up.values.values, "2.weight": change(up.values.values["2.weight"])}
-        return replace(up, values=replace(up.values, values=changed))
+        sent = up.model.values
+        changed = {**sent.values, "2.weight": change(sent.values["2.weight"])}
+        return replace(up, model=replace(up.model, values=replace(sent, values=changed)))
 
     return lie
 
 
 def bias(change: Callable[[Params], Params]) -> Lie:
-    return lambda up, work: replace(up, dense=change(up.dense))
+    return lambda up, work: replace(up, model=replace(up.model, dense=change(up.model.dense)))
 
 
 LIES: dict[str, Lie] = {
@@ -66,7 +72,9 @@ LIES: dict[str, Lie] = {
     "a stretched bias": bias(lambda dense: {**dense, "5.bias": torch.ones(1)}),
     "a missing bias": bias(lambda dense: {"5.bias": dense["5.bias"]}),
     "a precise bias": bias(lambda dense: {**dense, "5.bias": dense["5.bias"].double()}),
-    "unknown statistics": lambda up, work: replace(up, buffers={"5.bias": torch.ones(3)}),
+    "unknown statistics": lambda up, work: replace(
+        up, model=replace(up.model, buffers={"5.bias": torch.ones(3)})
+    ),
     "densities": lambda up, work: Sensitivity(torch.full((3,), 0.2)),
 }
 
@@ -75,14 +83,14 @@ ANSWERS: dict[str, Lie] = {
     "below zero": lambda up, work: Sensitivity(torch.tensor([-0.001, 0.2, 0.2])),
     "not a number": lambda up, work: Sensitivity(torch.tensor([0.2, torch.nan, 0.2])),
     "too few": lambda up, work: Sensitivity(torch.tensor([0.2, 0.2])),
-    "weights": lambda up, work: Update(filled(work.params, work.masks), {}, {}, None),
+    "weights": lambda up, work: Update(SparseModel(filled(work.params, work.masks), {}, {}), None),
 }
 """To the question of the first round."""
 
 
 def answered(ctx: Ctx, done: Result[Any, Any], work: Work, silent: bool) -> Result[Any, Any]:
     """The first clients each have a lie of their own, the others are honest."""
-    lies = list((ANSWERS if work.probe else LIES).values())
+    lies = list((ANSWERS if isinstance(done.up, Sensitivity) else LIES).values())
     client = int(ctx.key.path[-1])
     if client >= len(lies):
         return done
@@ -103,8 +111,8 @@ class Lying(Flash):
 class LyingAlone(NST):
     silent: bool = False
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[nst.Up, nst.Local]:
-        return answered(ctx, super().finish(ctx, work), work, self.silent)
+    def finish(self, ctx: Ctx, work: nst.Work) -> Result[Update, Local]:
+        return answered(ctx, super().finish(ctx, work), work.model, self.silent)
 
 
 def refused(liars: Any, lies: Mapping[str, Lie], rounds: int) -> None:
@@ -185,7 +193,8 @@ def test_a_merge_refuses_parts_of_other_shapes(odd: Params) -> None:
     method = toy()
     *_, last = played(method, 2)
     ctx, up = bench(method).server(2), last.exchanges[0].up
-    wrong = replace(last.exchanges[0], up=replace(up, dense={**up.dense, **odd}))
+    model = replace(up.model, dense={**up.model.dense, **odd})
+    wrong = replace(last.exchanges[0], up=replace(up, model=model))
     with pytest.raises(WireError):
         method.merge(ctx, last.state, [wrong, *last.exchanges[1:]])
     again = method.merge(ctx, last.state, last.exchanges)

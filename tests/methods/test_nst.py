@@ -28,7 +28,9 @@ from gossamer import METHODS, NST, Client, Ctx, Exchange, Key, sparsity
 from gossamer.accounting import Accounting, paper_bits
 from gossamer.conformance.toys import plain_task
 from gossamer.engine.client import train
-from gossamer.methods.nst import Sparse, Up, Whole, code_parity
+from gossamer.methods.as_published.mask_learning import Learning
+from gossamer.methods.nst import Sparse, Whole
+from gossamer.methods.parts.mask_learning import Update
 from gossamer.wire import Revision, Schema, UnknownMask, decode, encode, held, pack
 from helpers import Toy, client_ctx, linear, server_ctx
 
@@ -42,7 +44,7 @@ def test_everybody_begins_with_the_same_mask_of_one_density() -> None:
     method, found = toy("nst"), bench(toy("nst"))
     for exchange in first.exchanges:
         job = method.begin(found.client(1, exchange.client), exchange.down, None)
-        assert equal(job.work.masks, masks)
+        assert equal(job.work.model.masks, masks)
 
 
 def test_clients_keep_their_masks_between_participations() -> None:
@@ -53,7 +55,7 @@ def test_clients_keep_their_masks_between_participations() -> None:
     for round in found.history():
         for exchange, result in zip(round.exchanges, round.results, strict=True):
             id, own = exchange.client.id, found.client(round.number, exchange.client)
-            work = method.begin(own, exchange.down, kept.get(id)).work
+            work = method.begin(own, exchange.down, kept.get(id)).work.model
             begins = kept[id].masks if id in kept else found.init().masks
             assert equal(work.masks, begins)
             # It trains what the server has of its own weights, and nothing else.
@@ -106,10 +108,10 @@ def test_the_mean_is_over_all_clients_or_over_those_with_a_weight(
         for exchange, result in zip(round.exchanges, round.results, strict=True):
             share, mask = exchange.client.examples, result.masks.get(name)
             if mask is None:
-                whole = exchange.up.dense[name]
+                whole = exchange.up.model.dense[name]
             else:
                 whole = torch.zeros(found.shape)
-                whole[mask] = exchange.up.values.values[name]
+                whole[mask] = exchange.up.model.values.values[name]
             above += share * whole.double()
             below += share * (mask if owners_only and mask is not None else 1)
         torch.testing.assert_close(found, (above / below.clamp(min=1)).float())
@@ -136,20 +138,21 @@ def test_a_nearly_dense_model_goes_down_without_a_mask(kept: int) -> None:
     cost = paper_bits(down, method.accounting) - dense
     assert cost == min(32 * 324, 32 * kept + 324)
     job = method.begin(found.client(1, found.federation.pool[0]), down, None)
-    assert equal(job.work.params, sparsity.masked(params, job.work.masks))
+    model = job.work.model
+    assert equal(model.params, sparsity.masked(params, model.masks))
 
 
 def test_masks_go_up_in_every_round_as_changes_of_what_came_down() -> None:
     method = toy("nst")
     for event in heard(method, 4, norm=True).finished:
-        assert {"values", "mask"} < set(rows(event, "up"))
-        assert rows(event, "up")["values"].paper == 32 * KEPT
+        assert {"model.values", "mask"} < set(rows(event, "up"))
+        assert rows(event, "up")["model.values"].paper == 32 * KEPT
         assert rows(event, "up")["mask"].paper == 324  # a bitmap
         assert "moved" in event.metrics
     *_, last = played(method, 3)
     for exchange in last.exchanges:
         up = exchange.up
-        assert isinstance(up, Up) and equal(up.mask.base, last.state.masks)
+        assert isinstance(up, Update) and equal(up.mask.base, last.state.masks)
         again = decode(encode(up), Schema.of(up), held=held(exchange.down))
         assert equal(again.mask.masks, up.mask.masks)
         with pytest.raises(UnknownMask):
@@ -175,7 +178,7 @@ def test_static_norms_send_no_statistics() -> None:
         for way in ("up", "down")
         for leaf in rows(event, way)
     }
-    assert leaves == {"header", "values", "dense", "mask", "masks"}
+    assert leaves == {"header", "model.values", "model.dense", "mask", "masks"}
     first = bench(method, norm=True).init().params
     last = played(method, 2, norm=True)[-1].merged.params
     names = bench(method, norm=True).task.layout.buffers
@@ -197,7 +200,7 @@ def test_a_single_client_is_ordinary_sparse_training() -> None:
         assert isinstance(down, Sparse)
         own = found.client(number, client)
         if number > 1:
-            assert equal(method.begin(own, down, local).work.params, state.params)
+            assert equal(method.begin(own, down, local).work.model.params, state.params)
         done = train(method, own, down, local).result
         before, local = state, done.local
         state = method.merge(ctx, state, [Exchange(client, down, done.up)])
@@ -205,7 +208,7 @@ def test_a_single_client_is_ordinary_sparse_training() -> None:
         assert not equal(state.masks, before.masks)
         assert zero_outside(state.params, state.masks)
         sent = pack({name: state.params[name] for name in state.masks}, state.masks)
-        assert equal(sent.values, done.up.values.values)
+        assert equal(sent.values, done.up.model.values.values)
 
 
 # settings ---------------------------------------------------------------------------------------
@@ -234,12 +237,14 @@ def test_the_rate_falls_from_a_tenth_to_a_thousandth_over_all_rounds() -> None:
             server = server_ctx(task, round=number, rounds=600)
             down = method.down(server, method.init(server), Client(0, 20))
             ctx = client_ctx(task, Toy().make(server.key, 20), round=number, rounds=600)
-            assert method.begin(ctx, down, None).work.rate == pytest.approx(rate, abs=5e-6)
+            assert method.begin(ctx, down, None).work.model.rate == pytest.approx(rate, abs=5e-6)
 
 
 def test_the_released_codes_way_has_counts_that_drift() -> None:
     method = toy("nst-code", prune_rate=0.5)
-    assert code_parity(NST()) == METHODS["nst-code"] and method.weighting == "uniform"
+    loose = Learning(exact=False, growth="bernoulli")
+    assert method.pure.weighting == "uniform" and method.bernoulli and method.learning == loose
+    assert (method.pure.training.lr_horizon, method.pure.training.lr_lag) == (1000, 1)
     counts = {total(result.masks) for round in played(method, 6) for result in round.results}
     assert len(counts) > 3
     assert heard(method, 6).summary.failed == 0  # they are let through

@@ -1,384 +1,255 @@
-"""FLASH: find out how many weights each layer needs, then train few weights that all clients share.
+"""FLASH: learn how dense each layer must be, then train a sparse model whose mask everybody shares.
+
+In stage 1 a few clients learn masks of their own and send only the density of each layer. With
+these densities the server draws a random mask. In stage 2 it is frozen (SPDST), or clients move it
+every few rounds and the server keeps the largest weights of the mean (JMWST). Without stage 1 it is
+PDST. Clients with a small budget train a part of the mask.
 
 Babakniya, Kundu, Prakash, Niu, Avestimehr: Revisiting sparsity hunting in federated learning: why
 does sparsity consensus matter? TMLR 2023. https://openreview.net/forum?id=iHyhdpsnyi
 
-In the first round some clients learn masks of their own and send the density of each layer, nothing
-else. From these densities the server draws one random mask. With `mask_every` 0 it stays for good
-(SPDST); otherwise clients move it in every so many rounds and send it, and the server keeps the
-largest weights of the mean (JMWST). Without the first round it is PDST. Clients of a small budget
-train a part of the mask that lies inside those of larger ones.
-
-Differs from the paper: its learning rate grows as printed and falls here; layers that would be more
-than dense leave the rest to others; masks have exact counts.
-
-Differs from the authors' code: budgets belong to clients, frozen masks stay frozen, and the model
-that is tested has the density asked for. `code_parity` brings the code's ways back.
+Differs from the paper: the learning rate, which grows as printed, decays; a layer that would exceed
+density 1 leaves the excess to the others; masks have exact counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from operator import add
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from gossamer import merge, sparsity
+from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Exchange,
-    Job,
-    Key,
-    Masks,
-    Measures,
-    Params,
-    Result,
-    sample,
-    sample_by_budget,
-    sample_richest,
-)
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
-from gossamer.methods import sparse
-from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
-from gossamer.methods.parts.shared_masks import Masking
-from gossamer.methods.sparse import BatchNorm, Learning, Work
+from gossamer.methods.parts import mask_learning, masked_training, sensitivity_probe, sparse_model
+from gossamer.methods.parts.held_versions import NOBODY, Local, holds, received, updated
+from gossamer.methods.parts.mask_learning import Update
+from gossamer.methods.parts.masked_training import Work
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
+from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
-from gossamer.sparsity import Allocation, Averaging, Saturate
-from gossamer.wire import Drawn, Packed, Revision, WireError
+from gossamer.sparsity import Allocation, Averaging, Budgets, Densities
+from gossamer.wire import Drawn, Revision, WireError
 
 SCHEDULE = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
+Nested = tuple[Masks, ...]  # one set for each budget, each inside the next; the last is the model's
 
 
 @dataclass(frozen=True)
 class Server:
     params: Params
-    masks: tuple[Masks, ...]
-    """One set for each budget, ascending, each inside the next; the last is the model's."""
-    drawn: Drawn
-    """The seed of the masks in their first version."""
-    seeded: int
-    """That version, or -1 where clients would draw other masks: those of the probe, in groups."""
-    versions: tuple[int, ...]
-    """Of the masks, for each budget: it has another one whenever its own masks change."""
-    held: Tensor
-    """By client id: the version that the client holds, or -1."""
-    tested: Params
-    """What is tested, where that is not the model: the mean before it was masked, or moved."""
+    masks: Nested
+    drawn: Drawn  # the seed of the masks
+    as_drawn: bool  # whether they are those of the seed still; not in stage 1
+    version: int  # of the masks
+    held: Tensor  # by client id: the version that the client holds, or -1
     union_density: float
-    mean_jaccard: float
-    """The mean Jaccard distance of two clients of the last round."""
+    mean_jaccard: float  # distance between the masks of two clients of the last round
 
 
 @dataclass(frozen=True)
 class Train:
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Drawn | Revision | None
-    """Nothing, if the client holds it."""
-    budget: float | None
+    model: SparseModel
+    mask: Drawn | Revision | None  # none if the client holds it
+    budget: float | None  # the density of a client that draws a part of the mask
 
 
 Down = Probe | Train
-
-
-@dataclass(frozen=True)
-class Update:
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Revision | None
-    """In mask rounds only."""
-
-
 Up = Sensitivity | Update
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
+Exchanges = Iterable[Exchange[Down, Up]]
 
 
 @dataclass(frozen=True)
 class Flash:
     clients: int = option(10, "clients per round", least=1)
     training: Training = SCHEDULE
-    masking: Masking = Masking()
-    mask_every: int = option(0, "rounds between those in which masks move; 0: never", least=0)
-    learning: Learning = Learning()
-    probe_clients: int = option(10, "clients of the first round", least=1)
-    probe_epochs: float = option(10.0, "epochs in the first round", above=0)
-    probe_among: Literal["richest", "any"] = option("richest", "whose densities of layers count")
-    probe_saturate: Saturate = option("waterfill", "what a layer that would be over-full leaves")
-    reuse_init: bool = option(False, "go on with the weights that were probed")
-    resample: bool = option(False, "smaller budgets follow the largest weights in every round")
-    weighting: merge.Weighting = option("samples", "what a client counts for in the mean")
-    averaging: Literal["auto", "fedavg", "wfa"] = option(
-        "auto", "over all clients or over those with a weight; auto: these, if budgets differ"
-    )
-    eval_model: Literal["masked", "union"] = option(
-        "masked", "test the sparse model, or the mean that it is cut from"
-    )
-    bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
+    density: float = option(0.05, "part of the prunable weights that is kept", above=0, most=1)
+    allocation: Literal["sensitivity", Allocation] = option("sensitivity", "density of each layer")
+    fc_density: float = option(1.0, "density of the last layer under erk-plus", least=0, most=1)
+    group: int = option(0, "N:M masks with groups of M inputs; 0: unstructured", least=0)
+    mask_every: int = option(0, "rounds between mask updates (r_int); 0: frozen masks", least=0)
+    prune_rate: float = option(0.25, "part of a layer that a mask update prunes", least=0, most=1)
+    probe_clients: int = option(10, "clients of stage 1", least=1)
+    probe_epochs: float = option(10.0, "local epochs of stage 1", above=0)
+    weighting: merge.Weighting = option("samples", "how client updates are weighted")
+    averaging: Literal["auto", Averaging] = option("auto", "aggregation; auto: wfa with budgets")
+    bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="none", uncharged="budget")
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        self._check(ctx)
-        layout = ctx.task.layout
-        kind: Allocation = "uniform"
-        if self.masking.allocation != "sensitivity":
-            kind = self.masking.allocation
-        shares = sparsity.allocate(layout, self.masking.density, kind, self.masking.fc_density)
-        drawn = self.masking.seed(ctx, shares, 0)
-        params = ctx.task.init(ctx.common.fold("init"))
-        nobody = torch.zeros(0, dtype=torch.int32)
-        return self._begun(ctx, params, drawn, 0, nobody)
+        sparse_model.prunable(ctx)
+        self.budgets(ctx).check(self.density, self.group)
+        if self.allocation == "sensitivity":
+            sensitivity_probe.check(ctx)
+        kind: Allocation = "uniform" if self.allocation == "sensitivity" else self.allocation
+        densities = sparsity.allocate(ctx.task.layout, self.density, kind, self.fc_density)
+        return self.start(ctx, ctx.common.fold("init"), densities, 0)  # Algorithm 1, lines 1-2
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        if not self.masking.probing(ctx):
-            return sample_by_budget(ctx.key, pool, self.clients, self.masking.density)
-        if self.probe_among == "richest":
-            return sample_richest(ctx.key, pool, self.probe_clients, self.masking.density)
-        return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
+        if self.probing(ctx):  # Algorithm 2, line 4
+            return core.sample_richest(ctx.key, pool, self.probe_clients, self.density)
+        return core.sample_by_budget(ctx.key, pool, self.clients, self.density)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        version = state.versions[self.masking.level(ctx, client)]
-        return self._message(ctx, state, client, sparse.holds(state.held, client, version))
+        budgets = self.budgets(ctx)
+        masks, part = state.masks[budgets.level(client)], budgets.part(client)
+        model = sparse_model.send(ctx, state.params, masks, self.bn)
+        if self.probing(ctx):
+            return Probe(model, state.drawn, part)
+        if holds(state.held, client, state.version):
+            return Train(model, None, None)
+        if state.as_drawn:
+            return Train(model, state.drawn, part)
+        return Train(model, Revision(masks), None)
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask."""
-        return self._message(ctx, state, client, holds=False)
+        return self.down(ctx, replace(state, held=NOBODY), client)
 
-    def _message(self, ctx: Ctx, state: Server, client: Client, holds: bool) -> Down:
-        level = self.masking.level(ctx, client)
-        masks, budget = state.masks[level], self.masking.part(client)
-        parts = (
-            sparse.values(state.params, masks),
-            sparse.dense(ctx, state.params),
-            sparse.buffers(ctx, state.params, self.bn),
-        )
-        if self.masking.probing(ctx):
-            return Probe(*parts, state.drawn, budget)
-        if not holds and state.versions[level] == state.seeded:
-            return Train(*parts, state.drawn, budget)
-        # Who counts loosely must know what to aim at.
-        told = None if self.learning.exact else budget
-        return Train(*parts, None if holds else Revision(masks), told)
-
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        if self.masking.probing(ctx):
-            return self._allocated(ctx, state, exchanges)
-        met: list[Client] = []
-        average = sparsity.masked_mean(
-            self._replies(ctx, state, exchanges, met), self._averaging(ctx)
-        )
-        if not met:
+    def merge(self, ctx: Ctx, state: Server, exchanges: Exchanges) -> Server:
+        if self.probing(ctx):  # Algorithm 1
+            measured = sensitivity_probe.mean_sensitivity(ctx, (each.up for each in exchanges))
+            if not measured:
+                return state
+            densities = sparsity.sensitivity(ctx.task.layout, measured, self.density)  # eq. 3
+            return self.start(ctx, ctx.common.fold("init", 1), densities, 1)  # lines 9-10
+        budgets, clients = self.budgets(ctx), list[Client]()
+        updates = self.updates(ctx, state, exchanges, clients)
+        kind = budgets.averaging(self.averaging)
+        average = sparsity.masked_mean(updates, kind)  # Algorithm 3
+        if not clients:
             return state
-        spread = _density(average.owned)
-        average = self._untouched(ctx, state, met, average)
-        moves = self._moves(ctx)
-        params = {**state.params, **average.params}
-        masks = state.masks
-        if moves:
-            masks = self.masking.chosen(ctx, params, average)
-        elif self.resample and len(masks) > 1:
-            masks = self.masking.levels(ctx, masks[-1], params)
-        tested = params if self.eval_model == "union" else {}
-        if self.masking.churn:
-            # What is moved starts from zero, and would be tested before it was ever trained.
-            tested = tested or sparsity.masked(params, masks[-1])
-            change = self.masking.churned(ctx, masks[-1])
-            masks = self.masking.levels(ctx, change.masks, ctx.key.fold("levels"))
-            params = sparsity.masked(params, change.kept)
-        # A mask round gives everybody new masks, even where none happened to move.
-        new = (moves or not _same(*pair) for pair in zip(masks, state.masks, strict=True))
-        told = [-1 if moves else state.versions[self.masking.level(ctx, c)] for c in met]
-        return Server(
-            sparsity.masked(params, masks[-1]),
-            masks,
-            state.drawn,
-            state.seeded,
-            tuple(map(add, state.versions, new)),
-            sparse.marked(state.held, [client.id for client in met], told),
-            tested,
-            spread,
-            average.mean_jaccard,
+        # Weights that no client of the round could afford stay as they are.
+        unoffered = budgets.unoffered(state.masks, clients)
+        params = sparsity.replaced({**state.params, **average.params}, unoffered, state.params)
+        union = sparsity.union(average.owned, unoffered)
+        masks, moves = state.masks, self.moves(ctx)
+        if moves:  # Algorithm 1, line 19
+            masks = self.subsample(ctx, params, average.densities, union)
+        return replace(
+            state,
+            params=sparsity.masked(params, masks[-1]),
+            masks=masks,
+            as_drawn=state.as_drawn and not moves,
+            version=state.version + moves,
+            held=updated(state.held, [each.id for each in clients], -1 if moves else state.version),
+            union_density=float(sparsity.density(average.owned)),
+            mean_jaccard=average.mean_jaccard,
         )
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """What the answer to a message looks like."""
-        names = ctx.task.layout.prunable
+        """Example replies, from which the reply schema is derived."""
+        blank = sparse_model.all_zeros(ctx)
         if isinstance(down, Probe):
-            return [Sensitivity(torch.zeros(len(names)))]
-        shapes = ctx.task.layout.leaves
-        blank = {name: torch.zeros(shapes[name].shape, dtype=torch.bool) for name in names}
-        mask = Revision(blank) if self._moves(ctx) else None
-        return [Update(down.values, down.dense, down.buffers, mask)]
+            return [sensitivity_probe.sensitivity(ctx, blank)]
+        return [Update(down.model, Revision(blank) if self.moves(ctx) else None)]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        held = None if local is None else local.masks
-        probing = isinstance(down, Probe)
-        masks = self.masking.told(ctx, down.mask, down.budget, held, probing)
-        params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
-        rate = self.training.lr if probing else self.training.rate(self.masking.since_probe(ctx))
-        work = sparse.begin(ctx, params, masks, rate, probing or self._moves(ctx))
-        work.probe = probing
-        work.intended = self.masking.intended(ctx, down.budget)
-        epochs = self.probe_epochs if probing else self.training.epochs
-        return Job(work, epochs, self.training.batch)
+        training, probing = self.training, self.probing(ctx)
+        if isinstance(down.mask, Drawn):
+            top = sparsity.drawn_masks(down.mask, ctx.task.layout, 0 if probing else self.group)
+            masks = sparsity.part_of(top, down.budget, Key(down.mask.seed))
+        else:
+            masks = received(down.mask, local.masks if local else None)
+        params = sparse_model.receive(ctx, down.model, masks)
+        rate = training.lr if probing else training.rate(self.stage_2(ctx))
+        epochs = self.probe_epochs if probing else training.epochs
+        return Job(masked_training.begin(ctx, params, masks, rate), epochs, training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        group = 0 if work.probe else self.masking.group
-        return sparse.step(ctx, self.training, self.learning, work, batch, group)
+        if self.probing(ctx) or self.moves(ctx):
+            group = 0 if self.probing(ctx) else self.group
+            mask_learning.step(ctx, self.training, work, batch, self.prune_rate, group)
+        else:
+            masked_training.step(ctx, self.training, work, batch)
+        return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        if work.probe:
-            found = sparse.sensitivity(ctx, work)
-            needed = sparse.trained(self.learning, work)
-            return Result(Sensitivity(found), None, work.masks, needed, sparse.metrics(work))
-        update = Update(
-            sparse.values(work.params, work.masks),
-            sparse.dense(ctx, work.params),
-            sparse.buffers(ctx, work.params, self.bn),
-            Revision(work.masks, work.start) if work.moves else None,
-        )
-        return Result(
-            update,
-            None if work.moves else Local(work.start),
-            work.masks,
-            sparse.trained(self.learning, work),
-            sparse.metrics(work),
-        )
+        if self.probing(ctx):  # Algorithm 1, line 7
+            up = sensitivity_probe.sensitivity(ctx, work.masks)
+            return Result(up, None, work.masks, metrics=masked_training.metrics(work, moved=True))
+        moves, model = self.moves(ctx), sparse_model.send(ctx, work.params, work.masks, self.bn)
+        update = Update(model, Revision(work.masks, work.start) if moves else None)
+        local = None if moves else Local(work.masks)
+        return Result(update, local, work.masks, metrics=masked_training.metrics(work, moves))
 
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return state.tested or state.params
+        return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model, and how much of it clients have in common or not."""
-        shown = {"union_density": state.union_density, "client_mismatch": state.mean_jaccard}
-        return Measures(state.masks[-1], shown | self.masking.shown(ctx, state.masks[-1]))
+        """The masks of the model, and how far clients of the last round agree on them."""
+        figures = {"union_density": state.union_density, "client_mismatch": state.mean_jaccard}
+        pattern = sparsity.pattern(ctx.task.layout, sparsity.count(state.masks[-1]), self.group)
+        figures |= {f"pattern.{name}": float(most) for name, most in pattern.items()}
+        return Measures(state.masks[-1], figures)
 
-    def _moves(self, ctx: Ctx) -> bool:
-        number = self.masking.since_probe(ctx).round - 1
-        return self.mask_every > 0 and number % self.mask_every == 0
+    # stages and masks -----------------------------------------------------------------------------
 
-    # masks ----------------------------------------------------------------------------------------
+    def probing(self, ctx: Ctx) -> bool:
+        """Whether this round is stage 1."""
+        return self.allocation == "sensitivity" and ctx.round == 1
 
-    def _allocated(
-        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
-    ) -> Server:
-        """The end of the first round: a new mask with the densities that clients found."""
-        measured = mean_sensitivity(ctx, (exchange.up for exchange in exchanges))
-        if not measured:
-            return state
-        density = self.masking.density
-        shares = sparsity.sensitivity(ctx.task.layout, measured, density, self.probe_saturate)
-        key = ctx.common.fold("init")  # the state's weights lack what the first mask lacks
-        params = ctx.task.init(key if self.reuse_init else key.fold(1))
-        drawn = self.masking.seed(ctx, shares, 1)
-        return self._begun(ctx, params, drawn, state.versions[-1] + 1, state.held)
+    def stage_2(self, ctx: Ctx) -> Ctx:
+        """The rounds of stage 2, counted from 1."""
+        return sensitivity_probe.after_probe(ctx) if self.allocation == "sensitivity" else ctx
 
-    def _begun(self, ctx: Ctx, params: Params, drawn: Drawn, version: int, held: Tensor) -> Server:
-        probed = self.masking.probes and version == 0
-        top = self.masking.draw(ctx.task.layout, drawn, probed)
-        masks = self.masking.levels(ctx, top, Key(drawn.seed))
-        params = sparsity.masked(params, top)
-        union = params if self.eval_model == "union" else {}
-        versions, seeded = (version,) * len(masks), -1 if probed else version
-        return Server(params, masks, drawn, seeded, versions, held, union, _density(top), 0.0)
+    def moves(self, ctx: Ctx) -> bool:
+        """Whether masks move in this round of stage 2."""
+        return self.mask_every > 0 and (self.stage_2(ctx).round - 1) % self.mask_every == 0
 
-    def _replies(
-        self,
-        ctx: Ctx,
-        state: Server,
-        exchanges: Iterable[Exchange[Down, Up]],
-        met: list[Client],
+    def start(self, ctx: Ctx, key: Key, densities: Densities, version: int) -> Server:
+        """New weights under a random mask; in stage 1 without groups, so that layers may grow."""
+        counts = sparsity.apportion(ctx.task.layout, densities)
+        drawn = sensitivity_probe.seed(ctx, counts, version)
+        as_drawn = version > 0 or self.allocation != "sensitivity"
+        top = sparsity.drawn_masks(drawn, ctx.task.layout, self.group if as_drawn else 0)
+        masks = self.budgets(ctx).masks(top, Key(drawn.seed))
+        params, density = sparsity.masked(ctx.task.init(key), top), float(sparsity.density(top))
+        return Server(params, masks, drawn, as_drawn, version, NOBODY, density, 0.0)
+
+    def budgets(self, ctx: Ctx) -> Budgets:
+        """The densities that clients of several budgets train (d_set)."""
+        return Budgets.of(ctx.budgets, self.density)
+
+    def updates(
+        self, ctx: Ctx, state: Server, exchanges: Exchanges, clients: list[Client]
     ) -> Iterator[tuple[Params, Masks, float]]:
+        """The models that came back, with their masks and weights; lists their `clients`."""
         for exchange in exchanges:
-            up, down = exchange.up, exchange.down
-            if not isinstance(up, Update):
+            up, down, client = exchange.up, exchange.down, exchange.client
+            if not isinstance(up, Update) or isinstance(down, Probe):
                 raise WireError("densities of layers came back where weights were asked for")
-            masks = state.masks[self.masking.level(ctx, exchange.client)]
-            if up.mask is not None:
-                masks = sparse.affordable(up.mask.masks, sparse.total(masks), self.learning)
-            rest = merge.fitting({**up.dense, **up.buffers}, {**down.dense, **down.buffers})
-            whole = sparse.joined(ctx, up.values, masks, rest)
-            if self.bn == "static":
-                whole = {name: whole[name] for name in ctx.task.layout.parameters}
-            met.append(exchange.client)
-            yield whole, masks, merge.weight(exchange.client, self.weighting)
+            masks = state.masks[self.budgets(ctx).level(client)]
+            clients.append(client)
+            weight = merge.weight(client, self.weighting)
+            yield *mask_learning.receive_update(ctx, up, down.model, masks), weight
 
-    def _untouched(
-        self, ctx: Ctx, state: Server, met: Sequence[Client], average: sparsity.Average
-    ) -> sparsity.Average:
-        """The mean, with what no client of the round could afford as it was."""
-        offered = state.masks[max(self.masking.level(ctx, client) for client in met)]
-        if offered is state.masks[-1]:
-            return average
-        rest = sparsity.difference(state.masks[-1], offered)
-        kept = {n: torch.where(m, state.params[n], average.params[n]) for n, m in rest.items()}
-        owned = sparsity.union(average.owned, rest)
-        return replace(average, params={**average.params, **kept}, owned=owned)
-
-    def _averaging(self, ctx: Ctx) -> Averaging:
-        if self.averaging != "auto":
-            return self.averaging
-        return "wfa" if len(self.masking.densities(ctx)) > 1 else "fedavg"
-
-    def _check(self, ctx: Ctx) -> None:
-        self.learning.check(self.training)
-        if self.masking.group and self.mask_every:
-            self.learning.check_groups()
-        self.masking.check(ctx)
-        if self.masking.probes and ctx.rounds < 2:
-            raise ValueError(
-                "the first round of FLASH finds densities and trains nothing; use --rounds 2 or "
-                "more, or --allocation erk, which needs no such round"
-            )
+    def subsample(self, ctx: Ctx, params: Params, measured: Densities, union: Masks) -> Nested:
+        """Algorithm 4: masks of the largest weights of each layer, for all budgets."""
+        budgets, density = self.budgets(ctx), sparsity.as_fraction(self.density)
+        if budgets.several:  # lines 21-22
+            ratio = density / max(sparsity.density(union), density)
+            counts = sparsity.apportion(sparsity.count(union), dict.fromkeys(union, ratio))
+        else:  # line 8, with eq. 3
+            densities = sparsity.sensitivity(ctx.task.layout, measured, density)
+            counts = sparsity.apportion(ctx.task.layout, densities)
+        return budgets.masks(sparsity.largest_masks(params, counts, union, self.group), params)
 
 
 def pdst() -> Flash:
     """Random masks of one density in every layer, frozen."""
-    return Flash(masking=Masking(allocation="uniform"))
+    return Flash(allocation="uniform")
 
 
 def jmwst() -> Flash:
-    """Masks that clients move in every round; the paper's count has them as bitmaps."""
+    """Masks that clients move in every round; the paper counts them as bitmaps."""
     return Flash(mask_every=1, accounting=Accounting(uncharged="budget"))
-
-
-def code_parity(method: Flash) -> Flash:
-    """The ways of the released code, where they differ."""
-    return replace(
-        method,
-        training=replace(method.training, lr_horizon=1000, lr_lag=1),
-        masking=replace(method.masking, saturate="cap-ratio", rounding="floor", bernoulli=True),
-        learning=replace(method.learning, exact=False, growth="bernoulli"),
-        probe_among="any",
-        probe_saturate="clip",
-        resample=True,
-        weighting="uniform",
-        eval_model="union",
-    )
-
-
-def _same(first: Masks, second: Masks) -> bool:
-    return first is second or all(torch.equal(mask, second[n]) for n, mask in first.items())
-
-
-def _density(masks: Masks) -> float:
-    total = sum(mask.numel() for mask in masks.values())
-    return float(Fraction(sum(sparsity.count(masks).values()), max(total, 1)))

@@ -1,6 +1,6 @@
-"""NST: every client learns a mask of its own; the server averages what has little in common.
+"""NST: every client learns a mask of its own, and the server averages models that share little.
 
-The naive way to sparse federated learning that FLASH starts from, and with a single client that
+The naive way to sparse federated learning that FLASH starts from and, with a single client that
 holds all data, ordinary sparse training of one model.
 
 Babakniya, Kundu, Prakash, Niu, Avestimehr: Revisiting sparsity hunting in federated learning: why
@@ -9,19 +9,21 @@ does sparsity consensus matter? TMLR 2023. https://openreview.net/forum?id=iHyhd
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods import sparse
 from gossamer.methods.flash import SCHEDULE
-from gossamer.methods.sparse import BatchNorm, Learning, Work
+from gossamer.methods.parts import mask_learning, masked_training, sparse_model
+from gossamer.methods.parts.held_versions import Local
+from gossamer.methods.parts.mask_learning import Update, receive_update
+from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Averaging
-from gossamer.wire import Packed, Revision
+from gossamer.wire import Revision
 
 BITMAP = 1 / 32
 """What a mask costs of the weights that it masks, at most."""
@@ -30,10 +32,8 @@ BITMAP = 1 / 32
 @dataclass(frozen=True)
 class Server:
     params: Params
-    masks: Masks
-    """Where at least one client of the last round has a weight."""
-    mean_jaccard: float = 0.0
-    """The mean Jaccard distance of two of these clients."""
+    masks: Masks  # where at least one client of the last round has a weight
+    mean_jaccard: float = 0.0  # distance between the masks of two of these clients
 
 
 @dataclass(frozen=True)
@@ -45,26 +45,18 @@ class Whole:
 
 @dataclass(frozen=True)
 class Sparse:
-    values: Packed
-    dense: Params
-    buffers: Params
+    model: SparseModel
     masks: Masks
 
 
 Down = Whole | Sparse
+Exchanges = Iterable[Exchange[Down, Update]]
 
 
-@dataclass(frozen=True)
-class Up:
-    values: Packed
-    dense: Params
-    buffers: Params
-    mask: Revision
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
+@dataclass
+class Work:
+    model: masked_training.Work
+    base: Masks | None  # masks that the server holds too
 
 
 @dataclass(frozen=True)
@@ -72,80 +64,73 @@ class NST:
     clients: int = option(10, "clients per round", least=1)
     training: Training = SCHEDULE
     density: float = option(0.05, "part of the prunable weights that is kept", above=0, most=1)
-    learning: Learning = Learning()
-    bernoulli: bool = option(False, "draw each weight of a mask by itself; counts differ then")
-    weighting: merge.Weighting = option("samples", "what a client counts for in the mean")
-    averaging: Averaging = option("fedavg", "over all clients, or over those with a weight")
-    bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
+    prune_rate: float = option(0.25, "part of a layer that a mask update prunes", least=0, most=1)
+    weighting: merge.Weighting = option("samples", "how client updates are weighted")
+    averaging: Averaging = option("fedavg", "mean over all clients, or over those with a weight")
+    bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting()
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        self.learning.check(self.training)
-        if not ctx.task.layout.prunable:
-            raise ValueError("this model has no layer that may be pruned; see --prunable")
+        sparse_model.prunable(ctx)
         if ctx.budgets[0] < self.density:
             raise ValueError(
                 f"every client of NST has density {self.density:g}, and the smallest budget is "
                 f"{ctx.budgets[0]:g}; use spdst or jmwst with --budgets"
             )
-        first = self._first(ctx)
+        first = self.first_masks(ctx)
         return Server(sparsity.masked(ctx.task.init(ctx.common.fold("init")), first), first)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        buffers = sparse.buffers(ctx, state.params, self.bn)
-        kept = sum(sparsity.count(state.masks).values())
-        if kept > (1 - BITMAP) * sum(mask.numel() for mask in state.masks.values()):
-            trained = {name: state.params[name] for name in ctx.task.layout.parameters}
-            return Whole({**trained, **buffers})
-        dense = sparse.dense(ctx, state.params)
-        return Sparse(sparse.values(state.params, state.masks), dense, buffers, state.masks)
+        model = sparse_model.send(ctx, state.params, state.masks, self.bn)
+        if sparsity.density(state.masks) <= 1 - BITMAP:
+            return Sparse(model, state.masks)
+        parameters = {name: state.params[name] for name in ctx.task.layout.parameters}
+        return Whole({**parameters, **model.buffers})
 
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        average = sparsity.masked_mean(self._read(ctx, exchanges), self.averaging)
+    def merge(self, ctx: Ctx, state: Server, exchanges: Exchanges) -> Server:
+        first = self.first_masks(ctx)
+        sent = sparse_model.send(ctx, state.params, first, self.bn)
+        updates = (
+            (*receive_update(ctx, each.up, sent, first), merge.weight(each.client, self.weighting))
+            for each in exchanges
+        )
+        average = sparsity.masked_mean(updates, self.averaging)
         if not average.params:
             return state
         return Server({**state.params, **average.params}, average.owned, average.mean_jaccard)
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """What the answer to a message looks like."""
-        blank = ctx.task.init(ctx.common.fold("init"))
-        masks = self._first(ctx)
-        dense, buffers = sparse.dense(ctx, blank), sparse.buffers(ctx, blank, self.bn)
-        return [Up(sparse.values(blank, masks), dense, buffers, Revision(masks))]
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Update]:
+        """Example replies, from which the reply schema is derived."""
+        params, masks = ctx.task.init(ctx.common.fold("init")), self.first_masks(ctx)
+        return [Update(sparse_model.send(ctx, params, masks, self.bn), Revision(masks))]
 
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        masks = local.masks if local else self._first(ctx)
+        masks = local.masks if local else self.first_masks(ctx)
         match down:
             case Whole():
-                params = {**ctx.task.buffers(), **down.params}
+                params, base = {**ctx.task.buffers(), **down.params}, None
             case Sparse():
-                params = sparse.joined(ctx, down.values, down.masks, down.dense, down.buffers)
-        rate = self.training.rate(ctx)
-        work = sparse.begin(ctx, sparsity.masked(params, masks), masks, rate, moves=True)
-        work.base = down.masks if isinstance(down, Sparse) else None
-        prunable = ctx.task.layout.total("count", ctx.task.layout.prunable)
-        work.intended = round(sparsity.as_fraction(self.density) * prunable)
-        return Job(work, self.training.epochs, self.training.batch)
+                params, base = sparse_model.receive(ctx, down.model, down.masks), down.masks
+        params = sparsity.masked(params, masks)
+        model = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
+        return Job(Work(model, base), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return sparse.step(ctx, self.training, self.learning, work, batch)
+        mask_learning.step(ctx, self.training, work.model, batch, self.prune_rate)
+        return work
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        up = Up(
-            sparse.values(work.params, work.masks),
-            sparse.dense(ctx, work.params),
-            sparse.buffers(ctx, work.params, self.bn),
-            Revision(work.masks, work.base),
-        )
-        needed = sparse.trained(self.learning, work)
-        return Result(up, Local(work.masks), work.masks, needed, sparse.metrics(work))
+    def finish(self, ctx: Ctx, work: Work) -> Result[Update, Local]:
+        model, metrics = work.model, masked_training.metrics(work.model, moved=True)
+        sent = sparse_model.send(ctx, model.params, model.masks, self.bn)
+        up = Update(sent, Revision(model.masks, work.base))
+        return Result(up, Local(model.masks), model.masks, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 
@@ -153,34 +138,13 @@ class NST:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """Where the server's model is not zero: more than any client has, the more they differ."""
+        """Where the server's model is not zero: the union of clients' masks."""
         return Measures(state.masks, {"client_mismatch": state.mean_jaccard})
 
-    # parts ----------------------------------------------------------------------------------------
+    # masks ----------------------------------------------------------------------------------------
 
-    def _first(self, ctx: Ctx) -> Masks:
-        """The mask that everybody begins with, known to all from the seed."""
+    def first_masks(self, ctx: Ctx) -> Masks:
+        """The masks that everybody begins with, known to all from the seed."""
         layout = ctx.task.layout
         counts = sparsity.apportion(layout, sparsity.uniform(layout, self.density))
-        return sparsity.random_masks(ctx.common.fold("masks", 0), layout, counts, self.bernoulli)
-
-    def _read(
-        self, ctx: Ctx, exchanges: Iterable[Exchange[Down, Up]]
-    ) -> Iterator[tuple[Params, Masks, float]]:
-        allowed = sparse.total(self._first(ctx))
-        for exchange in exchanges:
-            up = exchange.up
-            masks = sparse.affordable(up.mask.masks, allowed, self.learning)
-            whole = sparse.joined(ctx, up.values, masks, up.dense, up.buffers)
-            yield whole, masks, merge.weight(exchange.client, self.weighting)
-
-
-def code_parity(method: NST) -> NST:
-    """The ways of the released code, where they differ."""
-    return replace(
-        method,
-        training=replace(method.training, lr_horizon=1000, lr_lag=1),
-        learning=replace(method.learning, exact=False, growth="bernoulli"),
-        bernoulli=True,
-        weighting="uniform",
-    )
+        return sparsity.random_masks(ctx.common.fold("masks", 0), layout, counts)

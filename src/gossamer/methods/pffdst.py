@@ -43,6 +43,7 @@ from gossamer.methods.freezing import (
     score,
 )
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.methods.phases import Phases
 from gossamer.methods.sparse import BatchNorm, Learning
 from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
@@ -128,7 +129,7 @@ class PFFDST:
         if self.phases.probing(ctx):
             weights = sparse.values(state.params, state.masks)
             rest = sparse.dense(ctx, state.params), sparse.buffers(ctx, state.params, self.bn)
-            return Probe(weights, *rest, self._probed(ctx), None)
+            return Probe(SparseModel(weights, *rest), self._probed(ctx), None)
         if self.free_first_download and ctx.round == 1:
             return First()
         current = sparse.holds(state.held, client, state.version)
@@ -193,7 +194,8 @@ class PFFDST:
     def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
         if isinstance(down, Probe):
             masks = down.mask.masks()
-            params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
+            sent = down.model
+            params = sparse.joined(ctx, sent.values, masks, sent.dense, sent.buffers)
             model = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
             model.probe, model.intended = True, self.phases.intended(ctx)
             return Job(Work(model, None, None), self.probe_epochs, self.training.batch)

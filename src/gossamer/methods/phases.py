@@ -13,7 +13,7 @@ from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Params
 from gossamer.fields import option
 from gossamer.methods.feddst import Readjustment
-from gossamer.methods.parts.shared_masks import after_probe
+from gossamer.methods.parts.sensitivity_probe import after_probe
 from gossamer.sparsity import Allocation, Average, Change, Counts, Densities, Rounding
 
 

@@ -213,7 +213,7 @@ class PruneFL:
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         masks = sparse_model.all_ones(ctx)
         if not down.model.whole:
-            masks = held_versions.current(down.mask, local.masks if local else None)
+            masks = held_versions.received(down.mask, local.masks if local else None)
         params = sparse_model.receive(ctx, down.model, masks)
         model = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
         first = isinstance(down, Measure) and down.first

@@ -25,6 +25,7 @@ from gossamer.sparsity.algebra import (
     inactive,
     masked,
     numbers,
+    replaced,
     union,
 )
 from gossamer.sparsity.allocation import (
@@ -41,14 +42,16 @@ from gossamer.sparsity.allocation import (
 )
 from gossamer.sparsity.average import Average, Averaging, masked_mean
 from gossamer.sparsity.counts import Number, Rounding, apportion, as_fraction
+from gossamer.sparsity.budgets import Budgets
 from gossamer.sparsity.distance import (
     churn,
+    density,
     layer_densities,
     layer_mismatch,
     mismatch,
     mismatches,
 )
-from gossamer.sparsity.draw import nested, perturbed, random_masks
+from gossamer.sparsity.draw import nested, part_of, perturbed, random_masks
 from gossamer.sparsity.evolution import (
     Carry,
     Growth,
@@ -68,8 +71,10 @@ from gossamer.sparsity.importance import (
     worthwhile,
 )
 from gossamer.sparsity.n_of_m import (
+    drawn_masks,
     group_counts,
     largest_in_groups,
+    largest_masks,
     pattern,
     random_groups,
     regrow_in_groups,
@@ -89,6 +94,7 @@ __all__ = [
     "Allocation",
     "Average",
     "Averaging",
+    "Budgets",
     "Carry",
     "Change",
     "Counts",
@@ -109,6 +115,8 @@ __all__ = [
     "churn",
     "count",
     "decayed",
+    "density",
+    "drawn_masks",
     "union",
     "er",
     "erk",
@@ -122,6 +130,7 @@ __all__ = [
     "inactive",
     "largest",
     "largest_in_groups",
+    "largest_masks",
     "largest_of_all",
     "layer_densities",
     "layer_mismatch",
@@ -132,6 +141,7 @@ __all__ = [
     "mismatches",
     "nested",
     "numbers",
+    "part_of",
     "pattern",
     "perturbed",
     "random_groups",
@@ -139,6 +149,7 @@ __all__ = [
     "readjust",
     "regrow_in_groups",
     "removals",
+    "replaced",
     "sensitivity",
     "top",
     "uniform",

@@ -83,6 +83,14 @@ def masked(params: Params, masks: Masks) -> Params:
     }
 
 
+def replaced(params: Params, masks: Masks, source: Params) -> Params:
+    """Parameters with the values of others where masks are true."""
+    return {
+        **params,
+        **{name: torch.where(mask, source[name], params[name]) for name, mask in masks.items()},
+    }
+
+
 def numbers(masks: Masks, like: Params) -> Params:
     """Masks as zeros and ones, with the strides of the tensors they will multiply.
 

@@ -23,6 +23,12 @@ def layer_densities(masks: Masks) -> Densities:
     }
 
 
+def density(masks: Masks) -> Fraction:
+    """The active share of all layers together."""
+    size = sum(mask.numel() for mask in masks.values())
+    return Fraction(sum(count(masks).values()), max(size, 1))
+
+
 def mismatch(first: Masks, second: Masks) -> float:
     """The Jaccard distance between two sets of masks over all layers; 0 if both are empty."""
     pairs = [_overlap(mask, second[name]) for name, mask in first.items()]

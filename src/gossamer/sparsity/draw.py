@@ -75,3 +75,8 @@ def perturbed(
         for (name, share), each in zip(densities.items(), noise, strict=True)
     }
     return sensitivity(layout, wanted, density)
+
+
+def part_of(source: Masks, density: Number | None, key: Key) -> Masks:
+    """The random part of masks that a client of some density has; all of them without one."""
+    return source if density is None else nested(source, [density], key)[0]

@@ -21,6 +21,7 @@ from gossamer.core import Key, Masks, Params
 from gossamer.sparsity.algebra import Change, Counts, Flags, Numbers, flat, magnitudes, shaped
 from gossamer.sparsity.select import counts_after_removal, largest, uniform_numbers
 from gossamer.task.layout import Layout
+from gossamer.wire import Drawn
 
 
 def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int = 16) -> Masks:
@@ -34,6 +35,11 @@ def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int
     return found
 
 
+def drawn_masks(drawn: Drawn, layout: Layout, size: int = 0) -> Masks:
+    """The masks that a seed stands for; unstructured, or in groups of some size."""
+    return random_groups(Key(drawn.seed), layout, drawn.kept, size) if size else drawn.masks()
+
+
 def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16) -> Masks:
     """Masks of the largest magnitudes in each group; layers keep `counts` weights."""
     found = {}
@@ -43,6 +49,11 @@ def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16)
         scores = blocks.split(magnitudes(weight), -np.inf)
         found[name] = shaped(blocks.join(_top_rows(scores, blocks.spread(wanted))), weight)
     return found
+
+
+def largest_masks(params: Params, counts: Mapping[str, int], among: Masks, size: int = 0) -> Masks:
+    """Masks of the largest magnitudes of each layer `among` some or, with a size, of each group."""
+    return largest_in_groups(params, counts, size) if size else largest(params, counts, among)
 
 
 def regrow_in_groups(
@@ -81,7 +92,9 @@ def group_counts(masks: Masks, size: int = 16) -> dict[str, Tensor]:
 
 
 def pattern(layout: Layout, counts: Mapping[str, int], size: int = 16) -> Counts:
-    """The N of each layer: no group of it has more active weights."""
+    """The N of each layer, if it has groups: no group has more active weights."""
+    if not size:
+        return {}
     return {name: -(-wanted * size // layout[name].count) for name, wanted in counts.items()}
 
 

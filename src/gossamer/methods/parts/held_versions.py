@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ from gossamer.wire import Revision
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 """By client id, the version a client holds, or -1: at first, nobody holds any."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The masks that a client keeps between its rounds."""
+
+    masks: Masks
 
 
 def holds(held: Tensor, client: Client, version: int) -> bool:
@@ -27,14 +35,14 @@ def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) 
     return found
 
 
-def current(sent: Revision | None, own: Masks | None) -> Masks:
-    """The masks that a client was sent or, if it was sent none, its own.
+def received(sent: Revision | None, held: Masks | None) -> Masks:
+    """The masks that a client was sent or, if the server sent none, those that it holds.
 
     Raises:
-        Missing: the client has none.
+        Missing: it holds none.
     """
     if sent is not None:
         return sent.masks
-    if own is None:
+    if held is None:
         raise Missing("the server sent no mask, and none is held here")
-    return own
+    return held

@@ -237,7 +237,7 @@ def current_masks(down: Train, local: Local | None, draw: Callable[[int], Masks]
     """The masks to train under; `draw` makes an initial mask from its number."""
     if isinstance(down.mask, Seeded):
         return draw(down.mask.number)
-    return held_versions.current(down.mask, local.masks if local else None)
+    return held_versions.received(down.mask, local.masks if local else None)
 
 
 def begin(ctx: Ctx, down: Train, masks: Masks, rate: float, due: Counts) -> Work:

@@ -17,10 +17,12 @@ from torch import nn
 from gossamer import Batch, Client, Ctx, Examples, Job, Key, Masks, Task, Training, sparsity
 from gossamer.conformance.toys import Tiny
 from gossamer.engine.client import batches
-from gossamer.methods import sparse
+from gossamer.methods.as_published import mask_learning
+from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.flash import Flash
-from gossamer.methods.parts.shared_masks import Masking
-from gossamer.methods.sparse import Learning, Work
+from gossamer.methods.parts import mask_learning as paper
+from gossamer.methods.parts import masked_training, sparse_model
+from gossamer.methods.parts.masked_training import Work
 from gossamer.wire import WireError
 from helpers import client_ctx, server_ctx
 
@@ -35,6 +37,7 @@ class Case:
     task: Task
     training: Training
     learning: Learning
+    prune_rate: float
     density: float
     group: int
     moves: bool
@@ -56,13 +59,14 @@ class Case:
         else:
             masks = sparsity.random_masks(key, layout, counts)
         params = sparsity.masked(self.task.init(key), masks)
-        return sparse.begin(self.ctx, params, masks, self.training.lr, self.moves)
+        return masked_training.begin(self.ctx, params, masks, self.training.lr)
 
-    def steps(self) -> Iterator[tuple[Batch, Work]]:
-        work = self.begin()
+    def steps(self, intended: int | None = None) -> Iterator[tuple[Batch, Work]]:
+        work = mask_learning.Work(self.begin(), self.moves, intended=intended)
+        how = (self.training, self.learning, work)
         for batch in batches(self.ctx, Job(work, self.training.epochs, self.training.batch)):
-            work = sparse.step(self.ctx, self.training, self.learning, work, batch, self.group)
-            yield batch, work
+            mask_learning.step(self.ctx, *how, batch, self.prune_rate, self.group)
+            yield batch, work.model
 
 
 def case(task: str = "plain", moves: bool = True, group: int = 0, **changes: Any) -> Case:
@@ -70,8 +74,8 @@ def case(task: str = "plain", moves: bool = True, group: int = 0, **changes: Any
     training = Training(batch=8, lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2.0)
     names = [name for name in changes if name in Training.__dataclass_fields__]
     training = replace(training, **{name: changes.pop(name) for name in names})
-    density = changes.pop("density", 0.3)
-    return Case(TASKS[task], training, Learning(**changes), density, group, moves, 1)
+    rate, density = changes.pop("prune_rate", 0.25), changes.pop("density", 0.3)
+    return Case(TASKS[task], training, Learning(**changes), rate, density, group, moves, 1)
 
 
 @st.composite
@@ -83,8 +87,8 @@ def cases(draw: st.DrawFn) -> Case:
         momentum=draw(st.sampled_from([0.0, 0.9])),
         weight_decay=draw(st.sampled_from([0.0, 0.1])),
     )
+    rate = draw(st.floats(0, 1, width=32))
     learning = Learning(
-        prune_rate=draw(st.floats(0, 1, width=32)),
         prune_decay=draw(st.sampled_from(["constant", "linear", "cosine"])),
         update_at=draw(st.sampled_from(["middle", "end"] if training.epochs > 1 else ["middle"])),
         exact=draw(st.booleans()),
@@ -95,11 +99,12 @@ def cases(draw: st.DrawFn) -> Case:
     if "momentum" in (learning.redistribution, learning.growth):
         training = replace(training, momentum=0.9)
         learning = replace(learning, momentum_of_inactive=True)
-    learning.check(training)
+    learning.check(training, rate)
     return Case(
         TASKS[draw(st.sampled_from(sorted(TASKS)))],
         training,
         learning,
+        rate,
         draw(st.sampled_from([0.02, 0.2, 0.6, 1.0])),
         draw(st.sampled_from([0, 0, 4])),
         draw(st.booleans()),
@@ -117,7 +122,7 @@ def test_masked_weights_are_zero_and_counts_are_kept_after_every_step(case: Case
     assert not start.params["2.weight"].is_contiguous()  # channels are last
     for _, work in case.steps():
         assert zero_outside(work.params, work.masks)
-        assert equal(work.kept, {name: mask.float() for name, mask in work.masks.items()})
+        assert equal(work.factors, {name: mask.float() for name, mask in work.masks.items()})
         if not case.moves:
             assert equal(work.masks, start.masks)
         if case.exact:
@@ -126,18 +131,12 @@ def test_masked_weights_are_zero_and_counts_are_kept_after_every_step(case: Case
             now, then = (sparsity.group_counts(each.masks, case.group) for each in (work, start))
             assert equal(now, then)
         if not (case.moves and case.learning.momentum_of_inactive):
-            velocity = sparse._momentum(case.ctx, work)
+            velocity = masked_training.momentum(case.ctx, work)
             assert set(velocity) == (set(work.masks) if case.training.momentum else set())
             assert zero_outside(velocity, {name: work.masks[name] for name in velocity})
     assert equal(work.start, start.masks)
-    found = sparse.joined(
-        case.ctx,
-        sparse.values(work.params, work.masks),
-        work.masks,
-        sparse.dense(case.ctx, work.params),
-        sparse.buffers(case.ctx, work.params, "running"),
-    )
-    assert equal(found, work.params)
+    sent = sparse_model.send(case.ctx, work.params, work.masks)
+    assert equal(sparse_model.receive(case.ctx, sent, work.masks), work.params)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -187,7 +186,7 @@ def fresh(work: Work) -> Masks:
 def test_momentum_begins_anew_where_weights_were_pruned_or_grown(task: str) -> None:
     found = case(task)
     before, _, work = updated(found)
-    momentum = sparse._momentum(found.ctx, work)
+    momentum = masked_training.momentum(found.ctx, work)
     assert set(momentum) == set(work.masks)
     for name, velocity in momentum.items():
         pruned, grown = before[name] & ~work.masks[name], fresh(work)[name]
@@ -200,7 +199,7 @@ def test_momentum_begins_anew_where_weights_were_pruned_or_grown(task: str) -> N
 def test_momentum_of_masked_weights_may_live_on() -> None:
     found = case(momentum_of_inactive=True)
     before, _, work = updated(found)
-    for name, velocity in sparse._momentum(found.ctx, work).items():
+    for name, velocity in masked_training.momentum(found.ctx, work).items():
         pruned, grown = before[name] & ~work.masks[name], fresh(work)[name]
         assert velocity[pruned].all() and velocity[grown].any()
         assert velocity[~work.masks[name]].any()
@@ -244,14 +243,25 @@ def test_masks_may_move_at_the_end_of_every_epoch() -> None:
 
 def test_masks_that_do_not_move_have_nothing_to_tell_but_the_loss() -> None:
     *_, (_, work) = case(moves=False).steps()
-    assert set(sparse.metrics(work)) == {"loss"}
+    assert set(masked_training.metrics(work)) == {"loss"}
     *_, (_, work) = case().steps()
-    told = sparse.metrics(work)
+    told = masked_training.metrics(work, moved=True)
     assert told["moved"] == sparsity.mismatch(work.start, work.masks) > 0
     dense = sparsity.layer_densities(work.masks)
     assert {name: told[f"sensitivity.{name}"] for name in dense} == {
         name: float(share) for name, share in dense.items()
     }
+
+
+@pytest.mark.parametrize("group", [0, 4])
+@pytest.mark.parametrize("task", TASKS)
+def test_without_other_readings_it_is_the_papers_mask_learning(task: str, group: int) -> None:
+    found = case(task, group=group)
+    work = found.begin()
+    for batch, other in found.steps():
+        paper.step(found.ctx, found.training, work, batch, 0.25, group)
+        assert equal(work.params, other.params) and equal(work.masks, other.masks)
+    assert not equal(work.masks, work.start)
 
 
 # rates ------------------------------------------------------------------------------------------
@@ -263,7 +273,8 @@ def grown(batches_of_epoch: int, kept: int, epochs: float, probe: bool) -> list[
     density = kept / 10_000
     method = Flash(
         training=replace(Flash().training, batch=2, epochs=epochs),
-        masking=Masking(density=density, allocation="sensitivity" if probe else "uniform"),
+        density=density,
+        allocation="sensitivity" if probe else "uniform",
         mask_every=1,
         probe_epochs=epochs,
     )
@@ -301,22 +312,22 @@ def test_the_rate_falls_to_nothing_over_the_epochs_of_the_first_round() -> None:
 @pytest.mark.parametrize("setting", [{"growth": "momentum"}, {"redistribution": "momentum"}])
 def test_growth_by_momentum_needs_momentum_everywhere(setting: dict[str, Any]) -> None:
     fine = Learning(momentum_of_inactive=True, **setting)
-    fine.check(Training(momentum=0.9))
+    fine.check(Training(momentum=0.9), 0.25)
     for learning, momentum in ((fine, 0.0), (Learning(**setting), 0.9)):
         with pytest.raises(ValueError, match="--momentum above 0 and --momentum-of-inactive"):
-            learning.check(Training(momentum=momentum))
-    Learning().check(Training())
+            learning.check(Training(momentum=momentum), 0.25)
+    Learning().check(Training(), 0.25)
 
 
 def test_an_update_at_the_end_with_a_rate_that_fell_to_zero_is_refused() -> None:
     late = Learning(update_at="end")
     with pytest.raises(ValueError, match="--prune-decay constant"):
-        late.check(Training(epochs=1))
-    late.check(Training(epochs=2))
-    Learning(update_at="end", prune_decay="constant").check(Training(epochs=1))
-    replace(late, prune_end=0.005).check(Training(epochs=1))
+        late.check(Training(epochs=1), 0.25)
+    late.check(Training(epochs=2), 0.25)
+    Learning(update_at="end", prune_decay="constant").check(Training(epochs=1), 0.25)
+    replace(late, prune_end=0.005).check(Training(epochs=1), 0.25)
     with pytest.raises(ValueError, match=r"to --prune-end 0\.3, which is more"):
-        Learning(prune_end=0.3).check(Training())
+        Learning(prune_end=0.3).check(Training(), 0.25)
 
 
 def test_the_rate_falls_to_its_end() -> None:
@@ -338,10 +349,10 @@ def test_what_is_grown_in_groups_goes_by_scores_where_asked(growth: str) -> None
     work, ctx = start.begin(), start.ctx
     for early in batches(ctx, Job(work, 1.0, 8)):
         if early.step <= batch.step:
-            sparse.descend(ctx, start.training, work, early, everywhere=everywhere)
+            masked_training.step(ctx, start.training, work, early, momentum_everywhere=everywhere)
     velocity = dict(zip(ctx.task.layout.parameters, work.velocity, strict=True))
     by = {
-        "gradient": sparse.gradient(ctx, work, batch),
+        "gradient": masked_training.dense_gradient(ctx, work, batch),
         "momentum": velocity,
         "random": batch.key.fold("masks"),
     }
@@ -356,11 +367,8 @@ def test_what_is_grown_in_groups_goes_by_scores_where_asked(growth: str) -> None
 def test_loose_counts_are_carried_to_what_is_intended(intended: int | None) -> None:
     """With 97 of 324 weights at the start, and four updates by the released code's rounding."""
     start = case(exact=False, epochs=5.0, prune_rate=0.4)
-    work = start.begin()
-    assert total(work.masks) == 97
-    work.intended = intended
-    for batch in batches(start.ctx, Job(work, 5.0, 8)):
-        work = sparse.step(start.ctx, start.training, start.learning, work, batch)
+    assert total(start.begin().masks) == 97
+    *_, (_, work) = start.steps(intended)
     wanted = 97 if intended is None else intended
     assert abs(total(work.masks) - wanted) < 25  # it swings around what it aims at
 
@@ -369,11 +377,11 @@ def test_masks_that_grew_on_the_way_are_refused() -> None:
     known = {"a": torch.arange(100) < 40, "b": torch.arange(60) < 24}
     more = {**known, "a": torch.arange(100) < 41}
     traded = {"a": torch.arange(100) < 30, "b": torch.arange(60) < 34}
-    for learning in (Learning(), None):
+    for affordable in (Learning().affordable, sparse_model.affordable):
         for fine in (known, traded):
-            assert sparse.affordable(fine, 64, learning) is fine
+            assert affordable(fine, 64) is fine
         with pytest.raises(WireError, match="65 weights, but 64 were allowed"):
-            sparse.affordable(more, 64, learning)
+            affordable(more, 64)
 
 
 @pytest.mark.parametrize("learning", [Learning(exact=False), Learning(growth="bernoulli")])
@@ -381,9 +389,9 @@ def test_what_chance_adds_is_let_through_where_counts_are_loose(learning: Learni
     """64 were allowed: a quarter more, eight deviations of 8, and one for each layer."""
     most = 64 + 16 + 64 + 2
     masks = {"a": torch.arange(400) < most - 24, "b": torch.arange(60) < 24}
-    assert sparse.affordable(masks, 64, learning) is masks
+    assert learning.affordable(masks, 64) is masks
     with pytest.raises(WireError):
-        sparse.affordable({**masks, "a": torch.arange(400) < most - 23}, 64, learning)
+        learning.affordable({**masks, "a": torch.arange(400) < most - 23}, 64)
 
 
 @pytest.mark.parametrize(
@@ -399,22 +407,20 @@ def test_gradients_of_all_weights_are_counted_where_they_are_needed(
     changes: dict[str, Any], dense: bool
 ) -> None:
     learning = Learning(**changes)
-    *_, (_, work) = case(**changes).steps()
-    trained = sparse.trained(learning, work)
-    assert trained.keys() == (work.masks.keys() if dense else set())
+    work = mask_learning.Work(case(**changes).begin(), moves=True)
+    trained = mask_learning.trained(learning, work)
+    assert trained.keys() == (work.model.masks.keys() if dense else set())
     assert all(mask.all() for mask in trained.values())
-    assert sparse.trained(learning, replace(work, moves=False)) == {}
+    assert mask_learning.trained(learning, replace(work, moves=False)) == {}
 
 
 def test_a_model_travels_in_three_parts_that_are_all_of_it() -> None:
     """Masked weights, what is trained besides them, and running statistics if they are kept."""
     ctx = case("normed").ctx
     params = ctx.task.init(Key(0))
-    parts = [
-        case("normed").begin().masks,
-        sparse.dense(ctx, params),
-        sparse.buffers(ctx, params, "running"),
-    ]
+    masks = case("normed").begin().masks
+    sent = sparse_model.send(ctx, params, masks)
+    parts = [sent.values.values, sent.dense, sent.buffers]
     assert all(parts)
     assert sorted(name for part in parts for name in part) == sorted(ctx.task.layout.names)
-    assert sparse.buffers(ctx, params, "static") == {}
+    assert sparse_model.send(ctx, params, masks, "static").buffers == {}
