@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from gossamer.core import Client
+from gossamer.core import Client, Missing
+
+T = TypeVar("T")
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 """By client id, the version a client holds, or -1: at first, nobody holds any."""
@@ -24,3 +27,16 @@ def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) 
     found[: len(held)] = held
     found[list(clients)] = torch.tensor(version, dtype=torch.int32)
     return found
+
+
+def received(sent: T | None, held: T | None, what: str = "mask") -> T:
+    """What a client was sent or, if nothing was, what it holds.
+
+    Raises:
+        Missing: it holds nothing, and the server has to send it.
+    """
+    if sent is not None:
+        return sent
+    if held is None:
+        raise Missing(f"the server sent no {what}, and none is held here")
+    return held

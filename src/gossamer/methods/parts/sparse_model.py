@@ -11,7 +11,7 @@ import torch
 
 from gossamer import merge, sparsity
 from gossamer.core import Ctx, Masks, Params
-from gossamer.wire import Packed, pack, unpack
+from gossamer.wire import Packed, WireError, pack, unpack
 
 BatchNorm = Literal["running", "static"]
 BN_HELP = "BatchNorm statistics: averaged, or recalibrated before evaluation"
@@ -93,3 +93,18 @@ def total(masks: Masks) -> int:
 def same(first: Masks, second: Masks) -> bool:
     """Whether two sets of masks keep the same weights."""
     return first is second or all(torch.equal(mask, second[n]) for n, mask in first.items())
+
+
+def affordable(masks: Masks, allowed: int, slack: int = 0) -> Masks:
+    """The masks that a client sent back, if they keep no more weights than it was allowed.
+
+    Args:
+        slack: weights beyond that which are let through, where counts are met on average only.
+
+    Raises:
+        WireError: they keep more.
+    """
+    kept = total(masks)
+    if kept > allowed + slack:
+        raise WireError(f"masks came back with {kept} weights, but {allowed} were allowed")
+    return masks
