@@ -52,7 +52,7 @@ def test_nothing_but_densities_travels_up_in_the_first_round() -> None:
     for event in (each for each in found.finished if each.round == 1):
         assert set(rows(event, "up")) == {"header", "densities"}
         assert event.paper_up == 32 * len(NAMES)
-        assert {"values", "dense", "mask"} < set(rows(event, "down"))
+        assert {"model.values", "model.dense", "mask"} < set(rows(event, "down"))
 
 
 def test_all_rates_but_the_first_decay_from_the_second_round_on() -> None:

@@ -48,6 +48,7 @@ from gossamer.fields import option
 from gossamer.methods import sparse
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.parts.shared_masks import Masking
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.methods.sparse import BatchNorm, Learning, Work
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging, Saturate
@@ -167,7 +168,7 @@ class Flash:
             sparse.buffers(ctx, state.params, self.bn),
         )
         if self.masking.probing(ctx):
-            return Probe(*parts, state.drawn, budget)
+            return Probe(SparseModel(*parts), state.drawn, budget)
         if not holds and state.versions[level] == state.seeded:
             return Train(*parts, state.drawn, budget)
         # Who counts loosely must know what to aim at.
@@ -230,7 +231,8 @@ class Flash:
         held = None if local is None else local.masks
         probing = isinstance(down, Probe)
         masks = self.masking.told(ctx, down.mask, down.budget, held, probing)
-        params = sparse.joined(ctx, down.values, masks, down.dense, down.buffers)
+        sent = down.model if isinstance(down, Probe) else down
+        params = sparse.joined(ctx, sent.values, masks, sent.dense, sent.buffers)
         rate = self.training.lr if probing else self.training.rate(self.masking.since_probe(ctx))
         work = sparse.begin(ctx, params, masks, rate, probing or self._moves(ctx))
         work.probe = probing
@@ -309,7 +311,7 @@ class Flash:
     ) -> Iterator[tuple[Params, Masks, float]]:
         for exchange in exchanges:
             up, down = exchange.up, exchange.down
-            if not isinstance(up, Update):
+            if not isinstance(up, Update) or isinstance(down, Probe):
                 raise WireError("densities of layers came back where weights were asked for")
             masks = state.masks[self.masking.level(ctx, exchange.client)]
             if up.mask is not None:

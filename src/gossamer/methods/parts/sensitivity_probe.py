@@ -1,50 +1,64 @@
-"""The round that trains no model: clients are asked how dense each layer should be."""
+"""The round that trains no model: clients learn masks and send the density of each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gossamer import sparsity
-from gossamer.core import Ctx, Params
+from gossamer.core import Ctx, Masks
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import Densities
-from gossamer.wire import Drawn, Packed, WireError
+from gossamer.wire import Drawn, WireError
 
 
 @dataclass(frozen=True)
 class Probe:
     """Asks how dense a client would make each layer."""
 
-    values: Packed
-    dense: Params
-    buffers: Params
+    model: SparseModel
     mask: Drawn
     budget: float | None
-    """Of a client that cannot afford the whole mask, to draw its part of it."""
+    """The density of a client that cannot afford the whole mask."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
     densities: Tensor
-    """Of each layer that may be pruned."""
+    """Of each prunable layer, in the layout's order."""
+
+
+def sensitivity(ctx: Ctx, masks: Masks) -> Sensitivity:
+    """The sensitivity of each prunable layer: the density that a client gave it."""
+    dense = sparsity.layer_densities(masks)
+    return Sensitivity(torch.tensor([float(dense[name]) for name in ctx.task.layout.prunable]))
 
 
 def mean_sensitivity(ctx: Ctx, replies: Iterable[object]) -> Densities:
-    """The mean over clients of the density of each layer; nothing, if nobody replied."""
-    found = []
+    """The mean over clients of the density of each layer; nothing, if nobody replied.
+
+    Raises:
+        WireError: a reply is not a `Sensitivity`, or not one of densities.
+    """
+    received = []
     for up in replies:
         if not isinstance(up, Sensitivity):
             raise WireError("weights came back where densities of layers were asked for")
         if not bool(((up.densities >= 0) & (up.densities <= 1)).all()):
             raise WireError("a density of a layer is not between 0 and 1")
-        found.append(up.densities)
-    if not found:
+        received.append(up.densities)
+    if not received:
         return {}
-    mean = torch.stack(found).double().mean(0).tolist()
+    mean = torch.stack(received).double().mean(0).tolist()
     return {
-        n: sparsity.as_fraction(share)
-        for n, share in zip(ctx.task.layout.prunable, mean, strict=True)
+        name: sparsity.as_fraction(share)
+        for name, share in zip(ctx.task.layout.prunable, mean, strict=True)
     }
+
+
+def after_probe(ctx: Ctx) -> Ctx:
+    """The round counted without the first one, which trains no model."""
+    return replace(ctx, round=ctx.round - 1, rounds=ctx.rounds - 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from gossamer import sparsity
 from gossamer.core import Client, Ctx, Key, Masks, Missing, Params
 from gossamer.fields import option
+from gossamer.methods.parts.sensitivity_probe import after_probe
 from gossamer.sparsity import Average, Change, Counts, Number, Rounding, Saturate
 from gossamer.task.layout import Layout
 from gossamer.wire import Drawn, Revision
@@ -187,11 +188,6 @@ class Masking:
 
     def _churned(self, ctx: Ctx) -> list[str] | None:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
-
-
-def after_probe(ctx: Ctx) -> Ctx:
-    """Rounds counted without a first one that trains nothing."""
-    return replace(ctx, round=ctx.round - 1, rounds=ctx.rounds - 1)
 
 
 def layers(names: Sequence[str], wish: str) -> list[str]:
