@@ -95,12 +95,11 @@ class FedDST:
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         participants: list[int] = []
         counts = quotas(ctx, self.density)
-        allowed = max(sparse_model.total(state.masks), sum(counts.values()))
 
         def replies() -> Iterator[tuple[Params, Masks, float]]:
             for exchange in exchanges:
                 up, sent = exchange.up, exchange.down.model
-                masks = accepted(up.mask, state.masks, allowed, frozen={})
+                masks = accepted(up.mask, state.masks, counts, frozen={})
                 participants.append(exchange.client.id)
                 params = sparse_model.receive_reply(ctx, up.model, sent, masks)
                 yield params, masks, merge.weight(exchange.client, self.weighting)
@@ -117,7 +116,7 @@ class FedDST:
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        sent, held = down.mask and down.mask.masks, local and local.masks
+        sent, held = down.mask.masks if down.mask else None, local.masks if local else None
         masks = held_versions.received(sent, held)
         params = sparse_model.receive(ctx, down.model, masks)
         work = masked_training.begin(ctx, params, masks, self.training.rate(ctx))

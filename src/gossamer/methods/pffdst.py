@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import floor
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
@@ -27,10 +25,9 @@ from gossamer.fields import option
 from gossamer.methods.feddst import TRAINING, Up
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
-from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel, total
 from gossamer.optim import Training
-from gossamer.sparsity import Average, Change, Counts
+from gossamer.sparsity import Average, Counts
 from gossamer.wire import Packed, Revision, pack, unpack
 
 
@@ -40,8 +37,8 @@ class Server:
     masks: Masks  # all active weights, frozen or not
     frozen: Masks  # empty in the first phase
     version: int  # of the masks
-    held: Tensor  # by client id: the version that the client holds, or -1
-    holders: Tensor  # by client id: 1 if the client holds the frozen part
+    held: torch.Tensor  # by client id: the version that the client holds, or -1
+    holders: torch.Tensor  # by client id: 1 if the client holds the frozen part
     trimmed: bool = False  # whether the last growth of this phase is pruned
     mean_jaccard: float = 0.0  # mean distance between the masks of two clients, last round
 
@@ -85,8 +82,6 @@ class PFFDST:
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="keeps")
 
-    # schedule -------------------------------------------------------------------------------------
-
     @property
     def part(self) -> Fraction:
         """The density that one phase trains: 1 - s_1 = s_1 - s_2."""
@@ -98,14 +93,10 @@ class PFFDST:
         return sparsity.as_fraction(self.ratio if self.readjust == "server" else 0) * self.part
 
     def clock(self, ctx: Ctx) -> tuple[int, int, int]:
-        """The phase, 1 or 2; the round in it, from 1; and the rounds it has."""
+        """The phase, 1 or 2; the round in it, from 1; and R, the rounds it has."""
         first = ctx.rounds // 2 if self.freezing else ctx.rounds
         late = ctx.round > first
         return (2, ctx.round - first, ctx.rounds - first) if late else (1, ctx.round, first)
-
-    def target(self, ctx: Ctx) -> Fraction:
-        """The density at the end of the phase: 1 - s_1, then 1 - s_2."""
-        return self.part * self.clock(ctx)[0]
 
     def rate(self, ctx: Ctx) -> Fraction:
         """The fraction of the active weights that clients readjust in this round."""
@@ -127,32 +118,28 @@ class PFFDST:
         return sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        keeps = held_versions.holds(state.holders, client, 1)
         current = held_versions.holds(state.held, client, state.version)
-        message = self.message(ctx, state, keeps)
-        return replace(message, mask=None) if current else message
+        return self.message(ctx, state, current, held_versions.holds(state.holders, client, 1))
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask or the frozen part."""
-        return self.message(ctx, state, keeps=False)
+        return self.message(ctx, state, current=False, keeps=False)
 
-    def message(self, ctx: Ctx, state: Server, keeps: bool) -> Down:
-        """The trained part and, unless the client keeps it, the frozen one: Algorithm 2, line 6."""
-        frozen, masks = state.frozen, state.trained
-        model = sparse_model.send(ctx, state.params, masks, self.bn)
-        if keeps:
-            return Down(model, Revision(masks, frozen), None, True)
-        return Down(model, Revision(masks), frozen_part(state.params, frozen), bool(frozen))
+    def message(self, ctx: Ctx, state: Server, current: bool, keeps: bool) -> Down:
+        """Algorithm 2, line 6: a client that keeps the frozen part is sent the rest."""
+        trained, base = state.trained, state.frozen if keeps else None
+        model = sparse_model.send(ctx, state.params, trained, self.bn)
+        frozen = None if keeps else frozen_part(state.params, state.frozen)
+        return Down(model, None if current else Revision(trained, base), frozen, bool(state.frozen))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         participants: list[int] = []
-        trained, quota = state.trained, sum(quotas(ctx, self.target(ctx)).values())
-        allowed = max(total(trained), quota - total(state.frozen))
+        trained, counts = state.trained, quotas(ctx, self.part * self.clock(ctx)[0])
 
         def replies() -> Iterator[tuple[Params, Masks, float]]:
             for exchange in exchanges:
                 up, sent = exchange.up, exchange.down.model
-                masks = accepted(up.mask, trained, allowed, state.frozen)
+                masks = accepted(up.mask, trained, counts, state.frozen)
                 participants.append(exchange.client.id)
                 params = sparse_model.receive_reply(ctx, up.model, sent, masks)
                 yield params, masks, merge.weight(exchange.client, self.weighting)
@@ -160,30 +147,26 @@ class PFFDST:
         average = sparsity.masked_mean(replies(), "wfa", otherwise=state.params)
         if not participants:
             return state
-        state = self.readjusted(ctx, merged(state, average, participants))
+        state = self.readjusted(ctx, merged(state, average, participants), counts)
         if self.freezing and not state.frozen and ctx.round >= ctx.rounds // 2:
             return second_phase(ctx, state, fractions(ctx, self.part + self.extra))
         return state
 
-    def readjusted(self, ctx: Ctx, state: Server) -> Server:
+    def readjusted(self, ctx: Ctx, state: Server, counts: Counts) -> Server:
         """Prunes the smallest weights and grows as many at random; the last time only prunes."""
+        frozen = state.frozen or None
+        if self.readjust == "client":
+            masks = sparsity.largest(state.params, counts, state.masks, frozen)
+            return state if sparse_model.same(masks, state.masks) else changed(state, masks, masks)
         _, number, rounds = self.clock(ctx)
         last = number >= max(1, round(self.until * rounds))  # R_end
-        active = sparsity.count(state.masks)
-        if self.readjust == "client":
-            counts = quotas(ctx, self.target(ctx))
-            low = high = {name: min(n, active[name]) for name, n in counts.items()}
-            due = low != active
-        else:
-            low = {name: active[name] - n for name, n in fractions(ctx, self.extra).items()}
-            high = low if last else active
-            due = bool(self.extra) and not state.trimmed and (last or number % self.every == 0)
-        if not due:
+        if not self.extra or state.trimmed or not (last or number % self.every == 0):
             return state
-        key, frozen = ctx.key.fold("grow"), state.frozen or None
-        # Algorithm 1, lines 10 to 15; Algorithm 2, lines 11 to 16.
+        active, key = sparsity.count(state.masks), ctx.key.fold("grow")
+        low = {name: active[name] - n for name, n in fractions(ctx, self.extra).items()}
+        high = low if last else active  # Algorithm 1, lines 10 to 15; Algorithm 2, lines 11 to 16
         change = sparsity.readjust(state.params, state.masks, low, high, key, frozen)
-        return changed(replace(state, trimmed=last and self.readjust == "server"), change)
+        return changed(replace(state, trimmed=last), change.masks, change.kept)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
@@ -191,43 +174,43 @@ class PFFDST:
 
     # client ---------------------------------------------------------------------------------------
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        sent, held = down.mask and down.mask.masks, local and local.masks
-        masks, frozen = held_versions.received(sent, held), None
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[masked_training.Work]:
+        sent, held = down.mask.masks if down.mask else None, local.masks if local else None
+        masks = held_versions.received(sent, held)
         params = sparse_model.receive(ctx, down.model, masks)
-        if down.keeps:
-            frozen = held_versions.received(down.frozen, local and local.frozen, "frozen part")
-            values = unpack(frozen.values, frozen.masks)
-            params |= {n: torch.where(m, values[n], params[n]) for n, m in frozen.masks.items()}
         work = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
-        work.frozen = frozen.masks if frozen else {}
+        if down.keeps:
+            kept = local.frozen if local else None
+            frozen = held_versions.received(down.frozen, kept, "frozen part")
+            values, work.frozen = unpack(frozen.values, frozen.masks), frozen.masks
+            for name, mask in frozen.masks.items():
+                work.params[name].copy_(torch.where(mask, values[name], params[name]))
         return Job(work, self.training.epochs, self.training.batch)
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+    def step(self, ctx: Ctx, work: masked_training.Work, batch: Batch) -> masked_training.Work:
         masked_training.step(ctx, self.training, work, batch)  # Algorithm 2, line 7
-        rate, target = self.rate(ctx), self.target(ctx)
+        rate, density = self.rate(ctx), self.part * self.clock(ctx)[0]
         if rate and batch.step + 1 == batch.steps:
-            readjust(ctx, work, batch, quotas(ctx, target * (1 - rate)), quotas(ctx, target))
+            readjust(ctx, work, batch, quotas(ctx, density * (1 - rate)), quotas(ctx, density))
         return work
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, Local]:
         moved, frozen = self.rate(ctx) > 0, frozen_part(work.params, work.frozen)
         base = None if frozen else work.start  # the server's masks include the frozen part
         mask = Revision(work.masks, base) if moved else None
         up = Up(sparse_model.send(ctx, work.params, work.masks, self.bn), mask)
         active = sparsity.union(work.masks, work.frozen) if frozen else work.masks
-        trained = work.masks if frozen else {}
         metrics = masked_training.metrics(work, moved)
-        return Result(up, Local(work.start, frozen), active, trained, metrics)
+        return Result(up, Local(work.start, frozen), active, work.masks if frozen else {}, metrics)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks, the density of the frozen part, and how far apart the masks of clients are."""
-        frozen = total(state.frozen) / ctx.task.layout.total("count", state.masks)
-        shown = {"frozen_density": frozen, "client_mismatch": state.mean_jaccard}
-        return Measures(state.masks, shown)
+        share = total(state.frozen) / ctx.task.layout.total("count", state.masks)
+        metrics = {"frozen_density": share, "client_mismatch": state.mean_jaccard}
+        return Measures(state.masks, metrics)
 
 
 def frozen_part(params: Params, masks: Masks) -> Frozen | None:
@@ -237,21 +220,19 @@ def frozen_part(params: Params, masks: Masks) -> Frozen | None:
 
 def merged(state: Server, average: Average, participants: Sequence[int]) -> Server:
     """The mean of the trained part beside the frozen one: Algorithm 2, line 10."""
-    masks, holders = average.owned, state.holders
+    masks = sparsity.union(average.owned, state.frozen) if state.frozen else average.owned
+    held, holders = held_versions.updated(state.held, participants, state.version), state.holders
     if state.frozen:
-        masks = sparsity.union(masks, state.frozen)
         holders = held_versions.updated(holders, participants, 1)
-    moved = not sparse_model.same(masks, state.masks)
-    held = held_versions.updated(state.held, participants, -1 if moved else state.version)
-    masks, version = masks if moved else state.masks, state.version + moved
-    params = sparsity.masked({**state.params, **average.params}, masks)
-    jaccard = average.mean_jaccard
-    return Server(params, masks, state.frozen, version, held, holders, state.trimmed, jaccard)
+    state = replace(state, params={**state.params, **average.params}, held=held, holders=holders)
+    state = replace(state, mean_jaccard=average.mean_jaccard)
+    return state if sparse_model.same(masks, state.masks) else changed(state, masks, masks)
 
 
-def changed(state: Server, change: Change) -> Server:
-    params = sparsity.masked(state.params, change.kept)
-    return replace(state, params=params, masks=change.masks, version=state.version + 1)
+def changed(state: Server, masks: Masks, alive: Masks) -> Server:
+    """The server with other masks; weights that are not `alive` are set to zero."""
+    params = sparsity.masked(state.params, alive)
+    return replace(state, params=params, masks=masks, version=state.version + 1)
 
 
 def second_phase(ctx: Ctx, state: Server, wanted: Counts) -> Server:
@@ -259,14 +240,13 @@ def second_phase(ctx: Ctx, state: Server, wanted: Counts) -> Server:
     room = sparsity.count(sparsity.inactive(state.masks))
     added = {name: min(n, room[name]) for name, n in wanted.items()}
     grown = sparsity.grow_random(ctx.key.fold("second"), state.masks, added)
-    change = Change.of(state.masks, state.masks, grown)
-    return changed(replace(state, frozen=state.masks, trimmed=False), change)
+    state = replace(state, frozen=state.masks, trimmed=False)
+    return changed(state, sparsity.union(state.masks, grown), state.masks)
 
 
 def fractions(ctx: Ctx, share: Fraction) -> Counts:
     """The same fraction of every layer, in whole weights."""
-    layout = ctx.task.layout
-    return {name: floor(share * layout[name].count) for name in layout.prunable}
+    return {name: int(share * ctx.task.layout[name].count) for name in ctx.task.layout.prunable}
 
 
 def without_freezing() -> PFFDST:

@@ -19,8 +19,7 @@ from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
 from gossamer.fields import option
 from gossamer.methods import feddst
-from gossamer.methods.as_published import repeated_draws
-from gossamer.methods.as_published.repeated_draws import Weighted, Weighting
+from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
 from gossamer.methods.feddst import TRAINING, Down, FedDST, Local, Server, Up
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
 from gossamer.methods.parts.masked_training import Work
@@ -70,13 +69,10 @@ class FedDSTVariants:
     readjustment: Readjustment = Readjustment()
     mu: float = option(0.0, "strength of the proximal term", least=0)
     prox_noop: bool = option(False, "the proximal term has no gradient, as in the released code")
-    weighting: Weighting = option("samples", "how client updates are weighted")
+    sampling: Sampling = Sampling()
     averaging: Averaging = option("wfa", "mean over all clients, or over those that kept a weight")
     min_votes: int = option(0, "clients that must keep a weight for it to stay", least=0)
     remember_old: bool = option(False, "a client that pruned a weight votes for its old value")
-    replacement: bool = option(
-        False, "draw clients with replacement; one drawn twice trains once and counts twice"
-    )
     free_first_download: bool = option(
         False, "clients of the first round draw its model from the seed; nothing is sent"
     )
@@ -104,7 +100,7 @@ class FedDSTVariants:
         return Server(sparsity.masked(params, masks), masks, 0, held_versions.NOBODY)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return repeated_draws.cohort(ctx, pool, self.clients, self.replacement)
+        return self.sampling.cohort(ctx, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> First | Down:
         if self.free_first_download and ctx.round == 1:
@@ -119,7 +115,6 @@ class FedDSTVariants:
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[First | Down, Up]]
     ) -> Server:
         counts = self.quotas(ctx, self._density(ctx))
-        allowed = max(sparse_model.total(state.masks), sum(counts.values()))
         sent = sparse_model.send(ctx, state.params, state.masks, self.bn)
         participants: list[int] = []
         votes: dict[str, Tensor] = {}
@@ -127,19 +122,16 @@ class FedDSTVariants:
         def replies() -> Iterator[Weighted]:
             for exchange in exchanges:
                 up, client = exchange.up, exchange.client
-                masks = client_readjustment.accepted(up.mask, state.masks, allowed, frozen={})
+                masks = client_readjustment.accepted(up.mask, state.masks, counts, frozen={})
                 params = sparse_model.receive_reply(ctx, up.model, sent, masks)
                 participants.append(client.id)
                 for name, mask in masks.items() if self.min_votes else ():
                     votes[name] = votes[name] + mask if name in votes else mask.int()
                 if self.remember_old:
                     params, masks = _remembered(params, masks, state)
-                share = repeated_draws.weight(client, self.weighting, self.training.batch)
-                yield params, masks, share
+                yield params, masks, self.sampling.weight(client, self.training.batch)
 
-        weighted: Iterable[Weighted] = replies()
-        if self.replacement:
-            weighted = repeated_draws.repeated(ctx, weighted, participants, self.clients)
+        weighted = self.sampling.repeated(ctx, replies(), participants, self.clients)
         average = sparsity.masked_mean(weighted, self.averaging)
         if not participants:
             return state
@@ -229,8 +221,7 @@ def code_parity(method: FedDSTVariants) -> FedDSTVariants:
         method,
         readjustment=replace(method.readjustment, readjust_decay="constant", feddst_growth=True),
         prox_noop=True,
-        weighting="batches",
-        replacement=True,
+        sampling=Sampling("batches", replacement=True),
         free_first_download=True,
     )
 

@@ -17,36 +17,19 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Exchange,
-    Job,
-    Masks,
-    Measures,
-    Method,
-    Params,
-    Result,
-    sample,
-)
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
 from gossamer.fields import option
 from gossamer.methods import pffdst
-from gossamer.methods.as_published import mask_learning, repeated_draws
+from gossamer.methods.as_published import mask_learning
 from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
-from gossamer.methods.as_published.repeated_draws import Weighted, Weighting
+from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
 from gossamer.methods.feddst import TRAINING
-from gossamer.methods.parts import held_versions, masked_training, sparse_model
+from gossamer.methods.parts import held_versions, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.client_readjustment import accepted, readjust
-from gossamer.methods.parts.sensitivity_probe import (
-    Probe,
-    Sensitivity,
-    mean_sensitivity,
-    sensitivity,
-)
-from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel, total
+from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
+from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.methods.pffdst import PFFDST, Down, Local
 from gossamer.optim import Training
 from gossamer.wire import Drawn, Revision, WireError
@@ -92,10 +75,6 @@ class Work:
     learning: mask_learning.Work
     score: float | None
 
-    @property
-    def model(self) -> masked_training.Work:
-        return self.learning.model
-
 
 @dataclass(frozen=True)
 class PFFDSTVariants:
@@ -111,10 +90,7 @@ class PFFDSTVariants:
     start: Start = option("magnitude", "first mask: the largest first weights, or random")
     freeze_from: FreezeFrom = option("last", "which model of the first phase is frozen")
     freeze_norm: bool = option(False, "scales of normalisation layers are frozen too")
-    weighting: Weighting = option("samples", "how client updates are weighted")
-    replacement: bool = option(
-        False, "draw clients with replacement; one drawn twice trains once and counts twice"
-    )
+    sampling: Sampling = Sampling()
     free_first_download: bool = option(
         False, "clients of the first round draw its model from the seed; nothing is sent"
     )
@@ -147,8 +123,8 @@ class PFFDSTVariants:
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if self.phases.probing(ctx):
-            return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
-        return repeated_draws.cohort(ctx, pool, self.clients, self.replacement)
+            return Sampling().cohort(ctx, pool, min(self.probe_clients, len(pool)))
+        return self.sampling.cohort(ctx, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Message:
         if self.phases.probing(ctx):
@@ -169,17 +145,30 @@ class PFFDSTVariants:
             return self._begun(ctx, state, exchanges)
         participants: list[int] = []
         scores: list[tuple[float, float]] = []
-        replies = self._replies(ctx, state, exchanges, participants, scores)
-        if self.replacement:
-            replies = repeated_draws.repeated(ctx, replies, participants, self.clients)
-        average = sparsity.masked_mean(replies, "wfa", otherwise=state.params)
+        shared, trained = state.shared, state.shared.trained
+        sent = sparse_model.send(ctx, state.params, trained, self.bn)
+        counts = self.phases.quotas(ctx, self.phases.target(ctx))
+
+        def replies() -> Iterator[Weighted]:
+            for exchange in exchanges:
+                up, client = exchange.up, exchange.client
+                if not isinstance(up, Up):
+                    raise WireError("densities of layers came back where weights were asked for")
+                masks = accepted(up.mask, trained, counts, state.frozen)
+                params = sparse_model.receive_reply(ctx, up.model, sent, masks)
+                participants.append(client.id)
+                share = self.sampling.weight(client, self.training.batch)
+                if up.score is not None and not -1 <= up.score <= 1:
+                    raise WireError(f"an accuracy of {up.score:g} came back, which is none")
+                if up.score is not None and up.score >= 0:
+                    scores.append((up.score, share))
+                yield params, masks, share
+
+        weighted = self.sampling.repeated(ctx, replies(), participants, self.clients)
+        average = sparsity.masked_mean(weighted, "wfa", otherwise=state.params)
         if not participants:
             return state
-        shared = pffdst.merged(state.shared, average, participants)
-        change = None if shared.trimmed else self.phases.readjusted(ctx, shared, average)
-        if change is not None:
-            trimmed = self.phases.readjust == "server" and self.phases.last(ctx)
-            shared = pffdst.changed(replace(shared, trimmed=trimmed), change)
+        shared = self.phases.readjusted(ctx, pffdst.merged(shared, average, participants), average)
         state = replace(_scored(state, scores), **vars(shared))
         return self._frozen(ctx, state) if self.phases.over(ctx) and not state.frozen else state
 
@@ -214,19 +203,20 @@ class PFFDSTVariants:
             rate = self.prune_rate
             mask_learning.step(ctx, training, self.learning, work.learning, batch, rate)
             return work
-        masked_training.step(ctx, training, work.model, batch)
+        masked_training.step(ctx, training, work.learning.model, batch)
         if work.learning.moves and batch.step + 1 == batch.steps:
             low = phases.quotas(ctx, phases.target(ctx) * (1 - phases.rate(ctx)))
             high = phases.quotas(ctx, phases.target(ctx))
-            readjust(ctx, work.model, batch, low, high, phases.readjustment.feddst_growth)
+            readjust(ctx, work.learning.model, batch, low, high, phases.readjustment.feddst_growth)
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Reply, Local]:
-        model, moves = work.model, work.learning.moves
+        model, moves = work.learning.model, work.learning.moves
         metrics = masked_training.metrics(model, moves)
         if work.learning.probe:
+            probed = sensitivity_probe.sensitivity(ctx, model.masks)
             needed = mask_learning.trained(self.learning, work.learning)
-            return Result(sensitivity(ctx, model.masks), None, model.masks, needed, metrics)
+            return Result(probed, None, model.masks, needed, metrics)
         pure = self.pure.finish(self.phases.since_probe(ctx), model)
         mask = Revision(model.masks, None if model.frozen else model.start) if moves else None
         up = Up(pure.up.model, mask, work.score)
@@ -249,7 +239,7 @@ class PFFDSTVariants:
     def _read(self, ctx: Ctx, down: First | Down) -> Down:
         """The message itself, or the one that the first message stands for."""
         if isinstance(down, First):
-            return self.pure.message(ctx, self.init(ctx).shared, keeps=False)
+            return self.pure.message(ctx, self.init(ctx).shared, current=False, keeps=False)
         return down
 
     def _probed(self, ctx: Ctx) -> Drawn:
@@ -281,32 +271,6 @@ class PFFDSTVariants:
         counts = self.phases.second(ctx, shared.masks, measured)
         shared = pffdst.second_phase(ctx, shared, counts)
         return replace(state, **vars(shared), best={}, best_masks={})
-
-    def _replies(
-        self,
-        ctx: Ctx,
-        state: Server,
-        exchanges: Iterable[Exchange[Message, Reply]],
-        participants: list[int],
-        scores: list[tuple[float, float]],
-    ) -> Iterator[Weighted]:
-        trained = state.shared.trained
-        sent = sparse_model.send(ctx, state.params, trained, self.bn)
-        quota = sum(self.phases.quotas(ctx, self.phases.target(ctx)).values())
-        allowed = max(total(trained), quota - total(state.frozen))
-        for exchange in exchanges:
-            up, client = exchange.up, exchange.client
-            if not isinstance(up, Up):
-                raise WireError("densities of layers came back where weights were asked for")
-            masks = accepted(up.mask, trained, allowed, state.frozen)
-            params = sparse_model.receive_reply(ctx, up.model, sent, masks)
-            participants.append(client.id)
-            share = repeated_draws.weight(client, self.weighting, self.training.batch)
-            if up.score is not None and not -1 <= up.score <= 1:
-                raise WireError(f"an accuracy of {up.score:g} came back, which is none")
-            if up.score is not None and up.score >= 0:
-                scores.append((up.score, share))
-            yield params, masks, share
 
 
 def _scored(state: Server, scores: Sequence[tuple[float, float]]) -> Server:
@@ -355,8 +319,7 @@ def code_parity(method: PFFDSTVariants) -> PFFDSTVariants:
         phases=replace(method.phases, readjustment=growth),
         freeze_from="best-test",
         freeze_norm=True,
-        weighting="batches",
-        replacement=True,
+        sampling=Sampling("batches", replacement=True),
         free_first_download=True,
         accounting=replace(method.accounting, uncharged="keeps,score,frozen"),
     )

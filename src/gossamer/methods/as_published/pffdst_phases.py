@@ -1,12 +1,10 @@
-"""The two phases of PFFDST in every reading: densities of layers, scope of pruning, who readjusts."""
+"""The two phases of PFFDST in every reading: layer densities, scope of pruning, readjustment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
-
-import torch
 
 from gossamer import sparsity
 from gossamer.core import Ctx, Masks, Params
@@ -14,8 +12,8 @@ from gossamer.fields import option
 from gossamer.methods.as_published.feddst import Readjustment
 from gossamer.methods.parts import sparse_model
 from gossamer.methods.parts.sensitivity_probe import after_probe
-from gossamer.methods.pffdst import PFFDST, Server, fractions
-from gossamer.sparsity import Average, Change, Counts, Densities, Rounding
+from gossamer.methods.pffdst import PFFDST, Server, changed, fractions
+from gossamer.sparsity import Average, Counts, Densities, Rounding
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,6 @@ class Phases:
         phase, number, rounds = self.clock(ctx)
         return self.freezing and (phase == 2 or number == rounds)
 
-    def last(self, ctx: Ctx) -> bool:
-        """Whether the server only prunes from this round of the phase on."""
-        _, number, rounds = self.clock(ctx)
-        return number >= max(1, round(self.until * rounds))
-
     def moves(self, ctx: Ctx) -> bool:
         """Whether clients move masks in this round."""
         if self.readjust == "learned":
@@ -101,31 +94,25 @@ class Phases:
 
     # masks ----------------------------------------------------------------------------------------
 
-    def readjusted(self, ctx: Ctx, state: Server, average: Average) -> Change | None:
-        """How the server changes the masks after a round, if it does."""
-        params, masks, frozen = state.params, state.masks, state.frozen or None
-        active = sparsity.count(masks)
-        if self.readjust == "learned":
-            if not self.moves(ctx):
-                return None
+    def readjusted(self, ctx: Ctx, state: Server, average: Average) -> Server:
+        """The server with the masks after a round, changed if that is due."""
+        params, frozen = state.params, state.frozen or None
+        if self.readjust == "learned" and self.moves(ctx):
             counts = self.beside(ctx, self.pure.part, average.densities, state.frozen)
-            left = sparsity.largest(params, counts, average.owned)
-            left = sparsity.union(left, state.frozen) if frozen else left
-            return Change.of(masks, left, {n: torch.zeros_like(m) for n, m in masks.items()})
+            masks = sparsity.largest(params, counts, average.owned)
+            masks = sparsity.union(masks, state.frozen) if frozen else masks
+            return changed(state, masks, masks)
         if self.readjust == "client":
-            counts = self.quotas(ctx, self.target(ctx))
-            low = high = {name: min(n, active[name]) for name, n in counts.items()}
-            if low == active:
-                return None
-        else:
-            phase, number, _ = self.clock(ctx)
-            skipped = phase == 2 and not self.readjust_second
-            due = self.last(ctx) or number % self.every == 0
-            if skipped or not self.pure.extra or not due:
-                return None
-            low = self.low(ctx, params, masks, state.frozen)
-            high = low if self.last(ctx) else active
-        return sparsity.readjust(params, masks, low, high, ctx.key.fold("grow"), frozen)
+            return self.pure.readjusted(ctx, state, self.quotas(ctx, self.target(ctx)))
+        phase, number, rounds = self.clock(ctx)
+        last = number >= max(1, round(self.until * rounds))
+        due = (last or number % self.every == 0) and (phase == 1 or self.readjust_second)
+        if not self.pure.extra or state.trimmed or not due:
+            return state
+        low = self.low(ctx, params, state.masks, state.frozen)
+        high, key = low if last else sparsity.count(state.masks), ctx.key.fold("grow")
+        change = sparsity.readjust(params, state.masks, low, high, key, frozen)
+        return changed(replace(state, trimmed=last), change.masks, change.kept)
 
     def low(self, ctx: Ctx, params: Params, masks: Masks, frozen: Masks) -> Counts:
         """The counts to which the server prunes."""
@@ -147,7 +134,7 @@ class Phases:
         return self.pure.part * self.clock(ctx)[0]
 
     def quotas(self, ctx: Ctx, density: Fraction, measured: Densities | None = None) -> Counts:
-        """The number of active weights of each layer, by measured densities or by the allocation."""
+        """The number of active weights of each layer, by measured densities or the allocation."""
         sparse_model.prunable(ctx)
         layout, whole = ctx.task.layout, min(density, Fraction(1))
         if measured:

@@ -4,38 +4,53 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from gossamer import merge
 from gossamer.core import Client, Ctx, Key, Masks, Params, sample
+from gossamer.fields import option
 from gossamer.sparsity.select import uniform_numbers
 
-Weighting = Literal["samples", "uniform", "batches"]
 Weighted = tuple[Params, Masks, float]
 """A model, its masks, and their weight in the mean."""
 
 
-def cohort(ctx: Ctx, pool: Sequence[Client], count: int, replacement: bool) -> Sequence[Client]:
-    """The clients of a round; with replacement there may be fewer, some of which weigh more."""
-    if not replacement:
-        return sample(ctx.key, pool, count)
-    clients = {client.id: client for client in pool}
-    return [clients[id] for id in sorted(set(draws(ctx.key, list(clients), count)))]
+@dataclass(frozen=True)
+class Sampling:
+    """Which clients take part in a round, and how much their updates count."""
 
+    weighting: Literal["samples", "uniform", "batches"] = option(
+        "samples", "how client updates are weighted"
+    )
+    replacement: bool = option(
+        False, "draw clients with replacement; one drawn twice trains once and counts twice"
+    )
 
-def repeated(
-    ctx: Ctx, replies: Iterable[Weighted], ids: Sequence[int], count: int
-) -> Iterator[Weighted]:
-    """Replies weighted by how often their clients were drawn; `ids` may fill as they are read.
+    def cohort(self, ctx: Ctx, pool: Sequence[Client], count: int) -> Sequence[Client]:
+        """The clients of a round; with replacement there may be fewer than `count`."""
+        if not self.replacement:
+            return sample(ctx.key, pool, count)
+        clients = {client.id: client for client in pool}
+        return [clients[id] for id in sorted(set(draws(ctx.key, list(clients), count)))]
 
-    All replies are held at once, since who else was drawn decides how often a client was.
-    """
-    held = list(replies)
-    times = Counter(draws(ctx.key, ids, count) if held else ())
-    for id, (params, masks, share) in zip(ids, held, strict=True):
-        yield params, masks, share * max(times[id], 1)
+    def weight(self, client: Client, batch: int) -> float:
+        """The weight of a client's update, if it was drawn once."""
+        if self.weighting == "batches":
+            return float(-(-client.examples // batch))
+        return merge.weight(client, self.weighting)
+
+    def repeated(
+        self, ctx: Ctx, replies: Iterable[Weighted], ids: Sequence[int], count: int
+    ) -> Iterable[Weighted]:
+        """Replies weighted by how often their clients were drawn; `ids` may fill as they are read.
+
+        With replacement all replies are held at once, since who else was drawn decides how often
+        a client was.
+        """
+        return _repeated(ctx, replies, ids, count) if self.replacement else replies
 
 
 def draws(key: Key, ids: Sequence[int], count: int) -> list[int]:
@@ -49,8 +64,10 @@ def draws(key: Key, ids: Sequence[int], count: int) -> list[int]:
     return [int(known[np.argmin(each[known])]) for each in numbers]
 
 
-def weight(client: Client, weighting: Weighting, batch: int) -> float:
-    """The weight of a client's update, if it was drawn once."""
-    if weighting == "batches":
-        return float(-(-client.examples // batch))
-    return merge.weight(client, weighting)
+def _repeated(
+    ctx: Ctx, replies: Iterable[Weighted], ids: Sequence[int], count: int
+) -> Iterator[Weighted]:
+    held = list(replies)
+    times = Counter(draws(ctx.key, ids, count) if held else ())
+    for id, (params, masks, share) in zip(ids, held, strict=True):
+        yield params, masks, share * max(times[id], 1)

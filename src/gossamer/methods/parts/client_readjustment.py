@@ -9,7 +9,7 @@ from gossamer.core import Batch, Ctx, Masks
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training
 from gossamer.methods.parts.masked_training import Work
-from gossamer.methods.parts.sparse_model import affordable, prunable
+from gossamer.methods.parts.sparse_model import affordable, prunable, total
 from gossamer.sparsity import Counts, Number
 from gossamer.wire import Revision, WireError
 
@@ -41,14 +41,15 @@ def quotas(ctx: Ctx, density: Number) -> Counts:
     return sparsity.apportion(ctx.task.layout, shares, "floor")
 
 
-def accepted(reply: Revision | None, masks: Masks, allowed: int, frozen: Masks) -> Masks:
+def accepted(reply: Revision | None, masks: Masks, counts: Counts, frozen: Masks) -> Masks:
     """The masks a client trained under: those it was sent, or its own if it readjusted them.
 
     Raises:
-        WireError: its own keep more weights than allowed, or frozen ones.
+        WireError: its own keep more weights than it was sent or `counts` allow, or frozen ones.
     """
     if reply is None:
         return masks
+    allowed = max(total(masks), sum(counts.values()) - total(frozen))
     if any(bool((reply.masks[name] & mask).any()) for name, mask in frozen.items()):
         raise WireError("a mask came back with weights that are frozen")
     return affordable(reply.masks, allowed)
