@@ -27,8 +27,8 @@ from gossamer.accounting import (
     stale_share,
     visitors,
 )
-from gossamer.methods.freezing import Frozen
 from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.pffdst import Frozen
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, pack
 from helpers import conv, mlp

@@ -14,22 +14,28 @@ from gossamer.accounting import paper_bits
 from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
-from gossamer.methods import sparse
-from gossamer.methods.feddst import FedDST, Readjustment, Server, Up, random_mask
-from gossamer.methods.visits import weight
+from gossamer.methods.as_published import feddst as published
+from gossamer.methods.as_published.feddst import FedDSTVariants
+from gossamer.methods.as_published.repeated_draws import Sampling
+from gossamer.methods.feddst import FedDST, Server, Up, random_mask
+from gossamer.methods.parts.client_readjustment import Readjustment, quotas
+from gossamer.methods.parts.sparse_model import total
 from gossamer.optim import Training
-from gossamer.wire import Revision
+from gossamer.wire import Revision, pack
 
 CLIENT = Client(0, 17)
 QUICK = Training(epochs=1, batch=8, lr=0.05, momentum=0.9, weight_decay=0.1)
 OFTEN = Readjustment(readjust_ratio=0.5, readjust_every=2, readjust_until=1.0)
+VARIED = published.Readjustment(OFTEN)
 
 
 def ctx(task: Task, number: int, rounds: int = 8) -> Ctx:
     return Ctx(task, number, rounds, Key(1).fold("round", number), Key(2))
 
 
-def visit(method: FedDST, task: Task, state: Server, number: int, rounds: int = 8) -> Any:
+def visit(
+    method: FedDST | FedDSTVariants, task: Task, state: Server, number: int, rounds: int = 8
+) -> Any:
     """One client's round from the message to the reply, with nothing kept before it."""
     here = replace(ctx(task, number, rounds), data=Tiny().client(0))
     down = method.resend(here, state, CLIENT)
@@ -56,12 +62,12 @@ def test_a_mask_goes_up_in_readjustment_rounds_only_and_never_from_random_masks(
     for name, base in (("feddst", FedDST(readjustment=OFTEN)), ("random", random_mask())):
         method = replace(base, clients=6, training=QUICK, density=0.5)
         run(method, plain_task(), Tiny(), rounds=6, out=tmp_path / name, options=Options(workers=1))
-        told = set()
+        rounds_with_masks = set()
         for event in read(tmp_path / name / "events.jsonl"):
             if event["event"] == "client-finished":
                 up = {row["leaf"] for row in event["traffic"] if row["direction"] == "up"}
-                told |= {event["round"]} if "mask" in up else set()
-        assert told == ({2, 4, 6} if name == "feddst" else set())
+                rounds_with_masks |= {event["round"]} if "mask" in up else set()
+        assert rounds_with_masks == ({2, 4, 6} if name == "feddst" else set())
 
 
 # how many -----------------------------------------------------------------------------------------
@@ -82,7 +88,7 @@ def test_a_client_ends_with_its_quotas_and_zeros_elsewhere(task: Any) -> None:
     method = FedDST(training=QUICK, density=0.5, readjustment=OFTEN)
     state = method.init(ctx(task(), 0))
     _, work, result = visit(method, task(), state, 2)
-    assert sparsity.count(work.masks) == method.quotas(ctx(task(), 2), 0.5)
+    assert sparsity.count(work.masks) == quotas(ctx(task(), 2), 0.5)
     assert sparsity.mismatch(state.masks, work.masks) > 0.1
     for name, mask in work.masks.items():
         assert not work.params[name][~mask].any()
@@ -90,11 +96,11 @@ def test_a_client_ends_with_its_quotas_and_zeros_elsewhere(task: Any) -> None:
 
 
 def test_growth_of_the_released_code_ends_below_its_quotas() -> None:
-    compat = replace(OFTEN, feddst_growth=True)
-    method = FedDST(training=QUICK, density=0.5, readjustment=compat)
+    growth = replace(VARIED, feddst_growth=True)
+    method = FedDSTVariants(training=QUICK, density=0.5, readjustment=growth)
     state = method.init(ctx(plain_task(), 0))
     _, work, _ = visit(method, plain_task(), state, 2)
-    assert sparse.total(work.masks) < sum(method.quotas(ctx(plain_task(), 2), 0.5).values())
+    assert total(work.masks) < sum(method.quotas(ctx(plain_task(), 2), 0.5).values())
 
 
 def test_the_union_of_masks_is_pruned_to_quotas_and_bumps_the_version() -> None:
@@ -107,16 +113,16 @@ def test_the_union_of_masks_is_pruned_to_quotas_and_bumps_the_version() -> None:
         state.params, {n: c - 3 for n, c in sparsity.count(state.masks).items()}, state.masks
     )
     other = sparsity.union(fewer, moved)
-    packed = sparse.values(state.params, other)
-    up = Up(packed, result.up.dense, result.up.buffers, Revision(other))
+    packed = pack({name: state.params[name] for name in other}, other)
+    up = Up(replace(result.up.model, values=packed), Revision(other))
     exchanges = [Exchange(CLIENT, down, result.up), Exchange(Client(1, 9), down, up)]
     merged = method.merge(ctx(task, 2), state, exchanges)
-    assert sparsity.count(merged.masks) == method.quotas(ctx(task, 2), 0.3)
+    assert sparsity.count(merged.masks) == quotas(ctx(task, 2), 0.3)
     assert merged.version == 1 and merged.held.tolist() == [-1, -1]
 
 
 def test_density_follows_its_line_to_the_end() -> None:
-    method = FedDST(training=QUICK, density=0.6, final_density=0.2, readjustment=OFTEN)
+    method = FedDSTVariants(training=QUICK, density=0.6, final_density=0.2, readjustment=VARIED)
     task = plain_task()
     state = method.init(ctx(task, 0, 5))
     prunable = task.layout.total("count", task.layout.prunable)
@@ -124,31 +130,31 @@ def test_density_follows_its_line_to_the_end() -> None:
     for number in range(1, 6):
         down, _, result = visit(method, task, state, number, 5)
         state = method.merge(ctx(task, number, 5), state, [Exchange(CLIENT, down, result.up)])
-        densities.append(sparse.total(state.masks) / prunable)
+        densities.append(total(state.masks) / prunable)
     assert densities == pytest.approx([0.6, 0.5, 0.4, 0.3, 0.2], abs=0.05)
 
 
-# options ------------------------------------------------------------------------------------------
+# variants -----------------------------------------------------------------------------------------
 
 
-def two_replies(method: FedDST) -> tuple[Server, Server, dict[str, Any]]:
+def two_replies(method: FedDSTVariants) -> tuple[Server, Server, dict[str, Any]]:
     """A state, what becomes of it, and the mask of which one of two clients has lost a weight."""
     task = plain_task()
     state = method.init(ctx(task, 0))
-    down, _, result = visit(replace(method, readjustment=Readjustment()), task, state, 1)
+    down, _, result = visit(replace(method, readjustment=published.Readjustment()), task, state, 1)
     lost = {name: mask.clone() for name, mask in state.masks.items()}
     for mask in lost.values():
         mask[tuple(mask.nonzero()[0])] = False
     ones = {name: torch.ones_like(state.params[name]) for name in lost}
-    rest = (result.up.dense, result.up.buffers)
-    whole = Up(sparse.values(ones, state.masks), *rest, Revision(state.masks))
-    partial = Up(sparse.values(ones, lost), *rest, Revision(lost))
+    model = result.up.model
+    whole = Up(replace(model, values=pack(ones, state.masks)), Revision(state.masks))
+    partial = Up(replace(model, values=pack(ones, lost)), Revision(lost))
     exchanges = [Exchange(Client(0, 10), down, whole), Exchange(Client(1, 30), down, partial)]
     return state, method.merge(ctx(task, 2), state, exchanges), lost
 
 
 def test_a_weight_that_too_few_clients_have_is_dropped() -> None:
-    method = FedDST(density=0.5, readjustment=OFTEN)
+    method = FedDSTVariants(density=0.5, readjustment=VARIED)
     state, merged, lost = two_replies(method)
     assert sparsity.count(merged.masks) == sparsity.count(state.masks)
     _, merged, _ = two_replies(replace(method, min_votes=2))
@@ -156,7 +162,7 @@ def test_a_weight_that_too_few_clients_have_is_dropped() -> None:
 
 
 def test_who_pruned_a_weight_may_count_with_its_old_value() -> None:
-    method = FedDST(density=0.5, readjustment=OFTEN)
+    method = FedDSTVariants(density=0.5, readjustment=VARIED)
     state, plain, lost = two_replies(method)
     _, remembered, _ = two_replies(replace(method, remember_old=True))
     for name, mask in lost.items():
@@ -179,12 +185,14 @@ def test_the_proximal_term_pulls_clients_back() -> None:
 
 
 def test_clients_may_count_by_batches() -> None:
-    assert [weight(Client(0, n), "batches", 8) for n in (1, 8, 9)] == [1, 1, 2]
-    assert weight(Client(0, 9), "samples", 8) == 9 and weight(Client(0, 9), "uniform", 8) == 1
+    by_batches = Sampling("batches")
+    assert [by_batches.weight(Client(0, n), 8) for n in (1, 8, 9)] == [1, 1, 2]
+    assert Sampling("samples").weight(Client(0, 9), 8) == 9
+    assert Sampling("uniform").weight(Client(0, 9), 8) == 1
 
 
 def test_drawing_with_replacement_may_give_fewer_clients() -> None:
-    method = FedDST(clients=10, replacement=True)
+    method = FedDSTVariants(clients=10, sampling=Sampling(replacement=True))
     state = method.init(ctx(plain_task(), 0))
     pool = Tiny().pool
     sizes = [len(method.cohort(ctx(plain_task(), n), state, pool)) for n in range(20)]
@@ -192,3 +200,19 @@ def test_drawing_with_replacement_may_give_fewer_clients() -> None:
     assert len(method.cohort(ctx(plain_task(), 1), state, pool)) == len(
         {client.id for client in method.cohort(ctx(plain_task(), 1), state, pool)}
     )
+
+
+@pytest.mark.parametrize("task", [plain_task, normed_task])
+def test_variants_with_their_defaults_give_the_bits_of_the_method(
+    task: Any, tmp_path: Path
+) -> None:
+    common: dict[str, Any] = {"clients": 6, "training": QUICK, "density": 0.5, "mu": 0.1}
+    done = [
+        run(method, task(), Tiny(), rounds=6, out=tmp_path / kind, options=Options(workers=1))
+        for kind, method in {
+            "pure": FedDST(**common, readjustment=OFTEN),
+            "variants": FedDSTVariants(**common, readjustment=VARIED),
+        }.items()
+    ]
+    assert done[0].state_hash == done[1].state_hash
+    assert done[0].cost == done[1].cost

@@ -17,10 +17,13 @@ from gossamer.accounting import Accounting, paper_bits
 from gossamer.conformance.toys import Tiny, normed_task, plain_task
 from gossamer.engine.client import batches
 from gossamer.engine.events import read
-from gossamer.methods import METHODS, sparse
-from gossamer.methods.freezing import Down, Local, Up, Work
-from gossamer.methods.pffdst import PFFDST, Server
-from gossamer.methods.phases import Phases
+from gossamer.methods import METHODS
+from gossamer.methods.as_published import pffdst as published
+from gossamer.methods.as_published.pffdst import PFFDSTVariants
+from gossamer.methods.as_published.pffdst_phases import Phases
+from gossamer.methods.parts.masked_training import Work
+from gossamer.methods.parts.sparse_model import total
+from gossamer.methods.pffdst import PFFDST, Down, Local, Server
 from gossamer.optim import Training
 from gossamer.wire import HEADER
 
@@ -53,14 +56,14 @@ def ctx(task: Task, number: int, rounds: int) -> Ctx:
 
 
 def echoes(
-    method: PFFDST, task: Task, rounds: int, client: Client = CLIENT
-) -> Iterator[tuple[int, Down, Server]]:
+    method: Any, task: Task, rounds: int, client: Client = CLIENT
+) -> Iterator[tuple[int, Down, Any]]:
     """Every round with a client that sends back what it received."""
     state = method.init(ctx(task, 0, rounds))
     for number in range(1, rounds + 1):
         here = ctx(task, number, rounds)
         down = method.down(here, state, client)
-        up = Up(down.values, down.dense, down.buffers, None, None)
+        (up,) = method.replies(here, down)
         state = method.merge(here, state, [Exchange(client, down, up)])
         yield number, down, state
 
@@ -74,13 +77,14 @@ def finished(out: Path) -> list[dict[str, Any]]:
 
 
 def test_the_toy_of_twenty_weights_prunes_grows_and_freezes_as_on_paper() -> None:
-    method = PFFDST(phases=Phases(density=0.4, every=2, allocation="uniform", rounding="exact"))
-    active = [sparse.total(method.init(ctx(toy(), 0, 40)).masks)]
+    phases = Phases(density=0.4, every=2, allocation="uniform", rounding="exact")
+    method = PFFDSTVariants(phases=phases)
+    active = [total(method.init(ctx(toy(), 0, 40)).masks)]
     frozen, bits = [], []
     for _, down, state in echoes(method, toy(), 40):
-        active.append(sparse.total(state.masks))
-        frozen.append(sparse.total(state.frozen))
-        bits.append(32 * sum(values.numel() for values in down.values.values.values()))
+        active.append(total(state.masks))
+        frozen.append(total(state.frozen))
+        bits.append(32 * sum(values.numel() for values in down.model.values.values.values()))
     assert active[0] == 6 and active[1:5] == [6] * 4 and active[5:20] == [4] * 15
     assert active[20:25] == [10] * 5 and active[25:] == [8] * 16
     assert frozen == [0] * 19 + [4] * 21
@@ -101,20 +105,20 @@ def test_counts_of_lenet_are_those_of_the_released_code_without_its_rounding_err
     for number, down, state in echoes(PFFDST(), lenet(), 40):
         if number in wanted:
             assert [int(mask.sum()) for mask in state.masks.values()] == wanted[number]
-        sent.append(sum(values.numel() for values in down.values.values.values()) / 781_770)
+        sent.append(sum(values.numel() for values in down.model.values.values.values()) / 781_770)
     assert sum(sent) / len(sent) == pytest.approx(0.1125, rel=2e-3)
 
 
 @pytest.mark.parametrize("scope", ["layer-fraction", "layer-quota", "global"])
 def test_every_scope_ends_with_the_density_asked_for(scope: Any) -> None:
     phases = Phases(density=0.4, every=1, scope=scope, allocation="uniform", rounding="exact")
-    *_, (_, _, state) = echoes(PFFDST(phases=phases), plain_task(), 16)
+    *_, (_, _, state) = echoes(PFFDSTVariants(phases=phases), plain_task(), 16)
     prunable = plain_task().layout.total("count", plain_task().layout.prunable)
-    assert sparse.total(state.masks) == pytest.approx(0.4 * prunable, abs=2)
+    assert total(state.masks) == pytest.approx(0.4 * prunable, abs=2)
 
 
 def test_readjusting_moves_the_mask_and_new_weights_start_from_zero() -> None:
-    method = PFFDST(phases=Phases(density=0.4, every=2, until=0.5))
+    method = PFFDST(density=0.4, every=2, until=0.5)
     before: Server | None = None
     moved = 0
     for number, _, state in echoes(method, plain_task(), 16):
@@ -129,12 +133,12 @@ def test_readjusting_moves_the_mask_and_new_weights_start_from_zero() -> None:
 
 
 def test_an_empty_round_at_the_end_of_a_phase_only_puts_it_off() -> None:
-    method = PFFDST(phases=Phases(density=0.4, every=2))
+    method = PFFDST(density=0.4, every=2)
     state = method.init(ctx(toy(), 0, 8))
     for number in range(1, 9):
         here = ctx(toy(), number, 8)
         down = method.down(here, state, CLIENT)
-        up = Up(down.values, down.dense, down.buffers, None, None)
+        (up,) = method.replies(here, down)
         silent = number in (1, 4)  # the ends of readjustment and of the first phase
         state = method.merge(here, state, [] if silent else [Exchange(CLIENT, down, up)])
         assert bool(state.frozen) == (number >= 5)
@@ -149,9 +153,9 @@ def test_an_empty_round_at_the_end_of_a_phase_only_puts_it_off() -> None:
 def test_frozen_weights_are_the_same_bits_to_the_end(name: str, task: Any, tmp_path: Path) -> None:
     preset = METHODS[name]
     assert isinstance(preset, PFFDST)
-    phases = replace(preset.phases, density=0.6, every=1)
-    phases = replace(phases, readjustment=replace(phases.readjustment, readjust_every=1))
-    method = replace(preset, clients=4, training=QUICK, phases=phases)
+    readjustment = replace(preset.readjustment, readjust_every=1)
+    method = replace(preset, clients=4, training=QUICK, density=0.6, every=1)
+    method = replace(method, readjustment=readjustment)
     seen: list[Server] = []
 
     @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def test_frozen_weights_are_the_same_bits_to_the_end(name: str, task: Any, tmp_p
 @pytest.mark.parametrize("freeze", [False, True])
 def test_scales_of_normalisation_rest_only_where_asked(freeze: bool) -> None:
     task, own = normed_task(), Tiny().client(0)
-    method = PFFDST(training=QUICK, freeze_norm=freeze)
+    method = PFFDSTVariants(training=QUICK, freeze_norm=freeze)
     *_, (_, _, state) = echoes(method, task, 2)  # two of four rounds, and all is frozen
     here = replace(ctx(task, 3, 4), data=own)
     state = replace(state, frozen=state.frozen or state.masks)
@@ -187,10 +191,10 @@ def test_scales_of_normalisation_rest_only_where_asked(freeze: bool) -> None:
         work = method.step(here, work, batch)
     leaves = task.layout.leaves
     names = [n for n, leaf in leaves.items() if leaf.kind == "norm" and n.endswith("weight")]
-    same = [torch.equal(work.model.params[name], state.params[name]) for name in names]
+    same = [torch.equal(work.learning.model.params[name], state.params[name]) for name in names]
     assert names and (all(same) if freeze else not any(same))
     assert not torch.equal(
-        work.model.params[names[0].replace("weight", "bias")],
+        work.learning.model.params[names[0].replace("weight", "bias")],
         state.params[names[0].replace("weight", "bias")],
     )
 
@@ -211,7 +215,7 @@ def test_the_frozen_part_is_sent_once_to_each_client_and_charged() -> None:
 
 
 def test_who_holds_the_frozen_mask_is_told_of_free_places_only(tmp_path: Path) -> None:
-    method = PFFDST(clients=12, training=QUICK, phases=Phases(density=0.6, every=1, until=1.0))
+    method = PFFDST(clients=12, training=QUICK, density=0.6, every=1, until=1.0)
     run(method, plain_task(), Tiny(), rounds=12, out=tmp_path, options=Options(eval_every=0))
     log = [
         event for event in read(tmp_path / "events.jsonl") if event["event"] == "client-finished"
@@ -239,7 +243,7 @@ class Wiped(PFFDST):
 def test_a_wiped_client_asks_for_the_frozen_part_and_ends_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    settings: dict[str, Any] = {"clients": 12, "training": QUICK, "phases": Phases(density=0.6)}
+    settings: dict[str, Any] = {"clients": 12, "training": QUICK, "density": 0.6}
     hashes, logs = [], []
     for kind in (PFFDST, Wiped):
         out = tmp_path / kind.__name__
@@ -258,7 +262,7 @@ def test_a_wiped_client_asks_for_the_frozen_part_and_ends_with_the_same_bits(
 
 def test_work_is_counted_where_weights_are_trained() -> None:
     task, own = plain_task(), Tiny().client(0)
-    method = PFFDST(training=QUICK, phases=Phases(density=0.6, readjust="none"))
+    method = PFFDST(training=QUICK, density=0.6, ratio=0.0)
     state = method.init(ctx(task, 0, 4))
     for number in range(1, 4):
         here = ctx(task, number, 4)
@@ -266,14 +270,15 @@ def test_work_is_counted_where_weights_are_trained() -> None:
         result = method.finish(here, method.begin(replace(here, data=own), down, None).work)
         state = method.merge(here, state, [Exchange(CLIENT, down, result.up)])
         state = replace(state, held=state.held[:0], holders=state.holders[:0])
-    assert sparse.total(result.masks) == pytest.approx(2 * sparse.total(result.trained), abs=4)
+    assert total(result.masks) == pytest.approx(2 * total(result.trained), abs=4)
 
 
 # which model freezes ------------------------------------------------------------------------------
 
 
 def test_the_best_model_on_validation_data_is_frozen_where_asked() -> None:
-    method = PFFDST(freeze_from="best-valid", phases=Phases(density=0.4, readjust="none"))
+    phases = Phases(density=0.4, readjust="none")
+    method = PFFDSTVariants(freeze_from="best-valid", phases=phases)
     task = plain_task()
     state = method.init(ctx(task, 0, 8))
     models_seen = []
@@ -281,15 +286,17 @@ def test_the_best_model_on_validation_data_is_frozen_where_asked() -> None:
         here = ctx(task, number, 8)
         down = method.down(here, state, CLIENT)
         models_seen.append(state.params)
-        louder = replace(down.values, values={n: v + number for n, v in down.values.values.items()})
-        up = Up(louder, down.dense, down.buffers, None, score)
+        assert isinstance(down, Down)
+        values = {n: v + number for n, v in down.model.values.values.items()}
+        louder = replace(down.model, values=replace(down.model.values, values=values))
+        up = published.Up(louder, None, score)
         state = method.merge(here, state, [Exchange(CLIENT, down, up)])
     for name, mask in state.frozen.items():
         assert torch.equal(state.params[name][mask], models_seen[1][name][mask])
 
 
 def test_the_best_model_needs_validation_data() -> None:
-    method = PFFDST(freeze_from="best-valid")
+    method = PFFDSTVariants(freeze_from="best-valid")
     here = ctx(plain_task(), 1, 8)
     down = method.down(here, method.init(here), CLIENT)
     data = Tiny().client(0)
@@ -301,13 +308,34 @@ def test_the_best_model_needs_validation_data() -> None:
 def test_one_round_is_too_short_for_two_phases() -> None:
     with pytest.raises(ValueError, match="--no-freezing"):
         PFFDST().init(ctx(toy(), 0, 1))
-    PFFDST(phases=Phases(freezing=False)).init(ctx(toy(), 0, 1))
+    PFFDST(freezing=False).init(ctx(toy(), 0, 1))
 
 
 def test_a_papers_bits_of_the_toy_are_values_mask_and_one_delivery() -> None:
-    method = PFFDST(phases=Phases(density=0.4, allocation="uniform", rounding="exact"))
+    method = PFFDSTVariants(phases=Phases(density=0.4, allocation="uniform", rounding="exact"))
     bits = {n: paper_bits(down, method.accounting) for n, down, _ in echoes(method, toy(), 40)}
     assert bits[1] == 192 + 20 and bits[2] == 192  # the mask once, then values alone
     assert bits[6] == 128 + 20 and bits[7] == 128
     assert bits[21] == 192 + 20 + (128 + 20) and bits[22] == 192
     assert bits[26] == 128 + 20 and bits[40] == 128
+
+
+@pytest.mark.parametrize("readjust", ["server", "client"])
+@pytest.mark.parametrize("freezing", [True, False])
+@pytest.mark.parametrize("task", [plain_task, normed_task])
+def test_variants_with_their_defaults_give_the_bits_of_the_method(
+    readjust: Any, freezing: bool, task: Any
+) -> None:
+    common: dict[str, Any] = {"clients": 4, "training": QUICK}
+    schedule: dict[str, Any] = {"density": 0.4, "every": 1, "until": 0.5}
+    schedule |= {"readjust": readjust, "freezing": freezing}
+    pure, varied = (
+        run(method, task(), Tiny(), rounds=8, options=Options(eval_every=0))
+        for method in (
+            PFFDST(**common, **schedule),
+            PFFDSTVariants(**common, phases=Phases(**schedule)),
+        )
+    )
+    assert pure.cost == varied.cost
+    assert all(torch.equal(pure.state.params[n], p) for n, p in varied.state.params.items())
+    assert all(torch.equal(pure.state.masks[n], m) for n, m in varied.state.masks.items())

@@ -12,16 +12,16 @@ from gossamer import sparsity
 from gossamer.conformance.bench import Bench
 from gossamer.conformance.promises import check
 from gossamer.conformance.toys import Tiny, normed_task, plain_task
-from gossamer.methods import sparse
-from gossamer.methods.freezing import Down, Up
+from gossamer.methods.as_published.pffdst import PFFDSTVariants, Up, pfflash
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
-from gossamer.methods.pffdst import PFFDST, pfflash
+from gossamer.methods.parts.sparse_model import total
+from gossamer.methods.pffdst import Down
 from gossamer.optim import Training
 
 ROUNDS = 9
 
 
-def toy(**phases: Any) -> PFFDST:
+def toy(**phases: Any) -> PFFDSTVariants:
     preset = pfflash()
     return replace(
         preset,
@@ -33,7 +33,7 @@ def toy(**phases: Any) -> PFFDST:
     )
 
 
-def played(method: PFFDST, task: Any = plain_task) -> list[Any]:
+def played(method: PFFDSTVariants, task: Any = plain_task) -> list[Any]:
     return list(Bench(method, task(), Tiny(), ROUNDS).history())
 
 
@@ -47,7 +47,7 @@ def test_the_first_round_probes_and_the_others_have_two_phases() -> None:
             assert isinstance(exchange.down, Down) and isinstance(exchange.up, Up)
     layout = plain_task().layout
     weights = layout.total("count", layout.prunable)
-    active = [sparse.total(each.merged.masks) for each in rounds]
+    active = [total(each.merged.masks) for each in rounds]
     half, whole = round(0.2 * weights), round(0.4 * weights)
     assert active == pytest.approx([half] * 4 + [whole] * 5, abs=1)
     assert [bool(each.merged.frozen) for each in rounds] == [False] * 4 + [True] * 5
@@ -86,16 +86,16 @@ def test_frozen_weights_stay_and_the_rest_keeps_its_count(readjust: str, task: A
             assert bool((state.masks[name] | ~mask).all())
         moved += sparsity.mismatch(round.state.masks, state.masks)
         if readjust != "server":
-            assert sparse.total(state.masks) == pytest.approx(sparse.total(frozen.masks), abs=1)
+            assert total(state.masks) == pytest.approx(total(frozen.masks), abs=1)
     assert (moved > 0) == (readjust != "none")
     wanted = 0.4 * sum(mask.numel() for mask in frozen.masks.values())
-    assert sparse.total(rounds[-1].merged.masks) == pytest.approx(wanted, abs=3)
+    assert total(rounds[-1].merged.masks) == pytest.approx(wanted, abs=3)
 
 
 def test_masks_are_learned_only_every_so_many_rounds() -> None:
     rounds = played(toy(readjust="learned", mask_every=2))
-    told = [any(e.up.mask is not None for e in round.exchanges) for round in rounds[1:]]
-    assert told == [True, False, True, False] * 2
+    learned = [any(e.up.mask is not None for e in round.exchanges) for round in rounds[1:]]
+    assert learned == [True, False, True, False] * 2
 
 
 def test_every_promise_is_kept_where_masks_are_learned_beside_a_frozen_part() -> None:

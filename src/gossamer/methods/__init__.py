@@ -26,7 +26,7 @@ from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
-from gossamer.methods.pffdst import PFFDST, pfflash, without_freezing, without_readjustment
+from gossamer.methods.pffdst import PFFDST, without_freezing, without_readjustment
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
@@ -52,7 +52,6 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "pffdst": PFFDST(),
     "pffdst-no-freezing": without_freezing(),
     "pffdst-no-server": without_readjustment(),
-    "pfflash": pfflash(),
     "prunefl": PruneFL(),
     "fedtiny": FedTiny(),
     "fedmef": FedMef(),

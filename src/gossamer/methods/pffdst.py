@@ -1,390 +1,271 @@
 """PFFDST: train half of a sparse model, freeze it, then train the other half beside it.
 
-What is frozen is sent to a client once and kept there, so that every message carries half of the
-model. The server readjusts the mask: it prunes the smallest weights and grows others at random, and
-no mask ever goes up. While it does, a little more than the final density is active.
+The frozen half is sent to each client once and kept there, so every message carries half of the
+model. In the first quarter of each phase a few more weights are active than will stay: every
+`every` rounds the server prunes the smallest and regrows as many at random. Masks never go up.
 
-PFFDST: parameter-freezing federated dynamic sparse training, 2025; the released code is
-https://github.com/Dawns14/pffdst
-
-Differs from the authors' code: there the model is frozen that did best on test data, clients are
-drawn with replacement and count by batches, and neither the first model nor the frozen part is
-charged (`code_parity`). Its flags contradict one another besides: the released run readjusts for
-half of the first phase, never in the second, and keeps all that this one begins with (`released`).
+Li, Yang, Guo, Yu, Qin, Zhang: An efficient and accurate dynamic sparse training framework based on
+parameter-freezing. AAAI 2025. Code and appendix: https://github.com/Dawns14/pffdst
+Lines of its two algorithms are counted after "Input", including the ends of loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
-from gossamer.fields import option
-from gossamer.methods import feddst, sparse
-from gossamer.methods.feddst import First
-from gossamer.methods.flash import SCHEDULE
-from gossamer.methods.freezing import (
-    Down,
-    FreezeFrom,
-    Local,
-    Message,
-    Reply,
-    Up,
-    Work,
-    message,
-    received,
-    scales,
-    score,
+from gossamer.core import (
+    Batch,
+    Client,
+    Ctx,
+    Exchange,
+    Job,
+    Masks,
+    Measures,
+    Missing,
+    Params,
+    Result,
+    sample,
 )
-from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
-from gossamer.methods.parts.sparse_model import SparseModel
-from gossamer.methods.phases import Phases
-from gossamer.methods.sparse import BatchNorm, Learning
-from gossamer.methods.visits import Counted, Weighting, drawn, repeated, weight
+from gossamer.fields import option
+from gossamer.methods.feddst import TRAINING, Up
+from gossamer.methods.parts import held_versions, masked_training, sparse_model
+from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
+from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel, total
 from gossamer.optim import Training
-from gossamer.sparsity import Change
-from gossamer.wire import Drawn, Revision, WireError
-
-NOBODY = torch.zeros(0, dtype=torch.int32)
+from gossamer.sparsity import Average, Counts
+from gossamer.wire import Packed, Revision, pack, unpack
 
 
 @dataclass(frozen=True)
 class Server:
     params: Params
+    masks: Masks  # all active weights, frozen or not
+    frozen: Masks  # empty in the first phase
+    version: int  # of the masks
+    held: torch.Tensor  # by client id: the version that the client holds, or -1
+    holders: torch.Tensor  # by client id: 1 if the client holds the frozen part
+    trimmed: bool = False  # whether the last growth of this phase is pruned
+    mean_jaccard: float = 0.0  # mean distance between the masks of two clients, last round
+
+    @property
+    def trained(self) -> Masks:
+        return sparsity.difference(self.masks, self.frozen) if self.frozen else self.masks
+
+
+@dataclass(frozen=True)
+class Frozen:
+    values: Packed
     masks: Masks
-    """All that is active, frozen or not."""
-    frozen: Masks
-    """Empty in the first phase."""
-    version: int
-    held: Tensor
-    """By client id: the version of the masks that the client holds, or -1."""
-    holders: Tensor
-    """By client id: 1 if the client holds the frozen part, or -1."""
-    trimmed: bool
-    """Whether this phase has pruned its last growth."""
-    measured: dict[str, float]
-    """Densities of layers that clients found, where they were asked."""
-    best: Params
-    """The model of the first phase that did best on validation data, where that will be frozen."""
-    best_masks: Masks
-    best_score: float
-    mean_jaccard: float = 0.0
-    """The mean Jaccard distance of two clients of the last round."""
+
+
+@dataclass(frozen=True)
+class Down:
+    model: SparseModel  # the trained part
+    mask: Revision | None  # of the trained part; none if the client holds it
+    frozen: Frozen | None  # once
+    keeps: bool  # whether there is a frozen part, sent or held
+
+
+@dataclass(frozen=True)
+class Local:
+    masks: Masks
+    frozen: Frozen | None
 
 
 @dataclass(frozen=True)
 class PFFDST:
     clients: int = option(20, "clients per round", least=1)
-    training: Training = replace(feddst.TRAINING, epochs=2)
-    phases: Phases = Phases()
-    learning: Learning = Learning()
-    probe_clients: int = option(10, "clients of the first round, if it probes", least=1)
-    probe_epochs: float = option(10.0, "epochs of that round", above=0)
-    start: Literal["magnitude", "random"] = option(
-        "magnitude", "the first mask has the largest first weights, or any"
-    )
-    freeze_from: FreezeFrom = option("last", "which model of the first phase is frozen")
-    freeze_norm: bool = option(False, "scales of normalisation rest too while others are frozen")
-    weighting: Weighting = option("samples", "what a client counts for in the mean")
-    replacement: bool = option(
-        False, "draw clients with replacement; one drawn twice trains once and counts twice"
-    )
-    free_first_download: bool = option(
-        False, "clients of the first round draw its model from the seed, and are sent none"
-    )
-    bn: BatchNorm = option("running", "statistics are averaged, or found anew before a test")
-    accounting: Accounting = Accounting(uncharged="keeps,score")
+    density: float = option(0.2, "fraction of the prunable weights kept", above=0, most=1)
+    freezing: bool = option(True, "train in two phases; freeze the weights of the first")
+    readjust: Literal["server", "client"] = option("server", "who readjusts masks")
+    ratio: float = option(0.5, "fraction that the server readjusts", least=0, most=1)
+    every: int = option(10, "rounds between readjustments by the server", least=1)
+    until: float = option(0.25, "fraction of a phase with such readjustments", least=0, most=1)
+    readjustment: Readjustment = Readjustment()
+    training: Training = replace(TRAINING, epochs=2)
+    weighting: merge.Weighting = option("samples", "how client updates are weighted")
+    bn: BatchNorm = option("running", sparse_model.BN_HELP)
+    accounting: Accounting = Accounting(uncharged="keeps")
+
+    @property
+    def part(self) -> Fraction:
+        """The density that one phase trains: 1 - s_1 = s_1 - s_2."""
+        return sparsity.as_fraction(self.density) / (2 if self.freezing else 1)
+
+    @property
+    def extra(self) -> Fraction:
+        """The differential sparsity f, active beyond that while the server readjusts."""
+        return sparsity.as_fraction(self.ratio if self.readjust == "server" else 0) * self.part
+
+    def clock(self, ctx: Ctx) -> tuple[int, int, int]:
+        """The phase, 1 or 2; the round in it, from 1; and R, the rounds it has."""
+        first = ctx.rounds // 2 if self.freezing else ctx.rounds
+        late = ctx.round > first
+        return (2, ctx.round - first, ctx.rounds - first) if late else (1, ctx.round, first)
+
+    def rate(self, ctx: Ctx) -> Fraction:
+        """The fraction of the active weights that clients readjust in this round."""
+        _, number, rounds = self.clock(ctx)
+        rate = self.readjustment.rate(number - 1, rounds) if self.readjust == "client" else 0
+        return sparsity.as_fraction(rate)
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        least = self.phases.probes + (2 if self.phases.freezing else 1)
-        if ctx.rounds < least:
-            raise ValueError(
-                f"two phases take a round each, and probing another; use --rounds {least} or more, "
-                f"or --no-freezing"
-            )
-        self.learning.check(self.training)
-        params = ctx.task.init(ctx.common.fold("init"))
-        if self.phases.probes:
-            masks = self._probed(ctx).masks()
-        else:
-            quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra)
-            masks = feddst.first_masks(ctx, params, quotas, self.start)
-        params = sparsity.masked(params, masks)
-        return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
+        if self.freezing and ctx.rounds < 2:
+            raise ValueError("a phase takes a round; use --rounds 2 or more, or --no-freezing")
+        params, nobody = ctx.task.init(ctx.common.fold("init")), held_versions.NOBODY
+        density = min(self.part + self.extra, Fraction(1))
+        masks = sparsity.largest(params, quotas(ctx, density))  # Algorithm 1, line 1
+        return Server(sparsity.masked(params, masks), masks, {}, 0, nobody, nobody)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        if self.phases.probing(ctx):
-            return sample(ctx.key, pool, min(self.probe_clients, len(pool)))
-        return drawn(ctx, pool, self.clients, self.replacement)
+        return sample(ctx.key, pool, self.clients)
 
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Message:
-        if self.phases.probing(ctx):
-            weights = sparse.values(state.params, state.masks)
-            rest = sparse.dense(ctx, state.params), sparse.buffers(ctx, state.params, self.bn)
-            return Probe(SparseModel(weights, *rest), self._probed(ctx), None)
-        if self.free_first_download and ctx.round == 1:
-            return First()
-        current = sparse.holds(state.held, client, state.version)
-        keeps = sparse.holds(state.holders, client, 1)
-        return message(ctx, state.params, state.masks, state.frozen, self.bn, current, keeps)
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        current = held_versions.holds(state.held, client, state.version)
+        return self.message(ctx, state, current, held_versions.holds(state.holders, client, 1))
 
     def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
         """The message for a client that lost its mask or the frozen part."""
-        return message(ctx, state.params, state.masks, state.frozen, self.bn, False, False)
+        return self.message(ctx, state, current=False, keeps=False)
 
-    def merge(
-        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Reply]]
-    ) -> Server:
-        if self.phases.probing(ctx):
-            return self._begun(ctx, state, exchanges)
-        met: list[int] = []
-        scores: list[tuple[float, float]] = []
-        replies = self._replies(ctx, state, exchanges, met, scores)
-        if self.replacement:
-            replies = repeated(ctx, replies, met, self.clients)
-        average = sparsity.masked_mean(replies, "wfa")
-        if not met:
+    def message(self, ctx: Ctx, state: Server, current: bool, keeps: bool) -> Down:
+        """Algorithm 2, line 6: a client that keeps the frozen part is sent the rest."""
+        trained, base = state.trained, state.frozen if keeps else None
+        model = sparse_model.send(ctx, state.params, trained, self.bn)
+        frozen = None if keeps else frozen_part(state.params, state.frozen)
+        return Down(model, None if current else Revision(trained, base), frozen, bool(state.frozen))
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        participants: list[int] = []
+        trained, counts = state.trained, quotas(ctx, self.part * self.clock(ctx)[0])
+
+        def replies() -> Iterator[tuple[Params, Masks, float]]:
+            for exchange in exchanges:
+                up, sent = exchange.up, exchange.down.model
+                masks = accepted(up.mask, trained, counts, state.frozen)
+                participants.append(exchange.client.id)
+                params = sparse_model.receive_reply(ctx, up.model, sent, masks)
+                yield params, masks, merge.weight(exchange.client, self.weighting)
+
+        average = sparsity.masked_mean(replies(), "wfa", otherwise=state.params)
+        if not participants:
             return state
-        # Frozen weights are not among what came back, and stay as they are to the last bit.
-        trained = {
-            name: torch.where(state.frozen[name], state.params[name], tensor)
-            if name in state.frozen
-            else tensor
-            for name, tensor in average.params.items()
-        }
-        masks = sparsity.union(average.owned, state.frozen) if state.frozen else average.owned
-        moved = any(not torch.equal(mask, state.masks[name]) for name, mask in masks.items())
-        known = sparse.marked(state.held, met, -1 if moved else state.version)
-        state = self._scored(state, scores)
-        state = replace(
-            state,
-            params={**state.params, **trained},
-            masks=masks if moved else state.masks,
-            version=state.version + moved,
-            held=known,
-            holders=sparse.marked(state.holders, met, 1) if state.frozen else state.holders,
-            mean_jaccard=average.mean_jaccard,
-        )
-        parts = (state.params, state.masks, state.frozen, average)
-        change = None if state.trimmed else self.phases.readjusted(ctx, *parts)
-        if change is not None:
-            state = self._changed(replace(state, trimmed=self.phases.trims(ctx)), change)
-        return self._frozen(ctx, state) if self.phases.over(ctx) and not state.frozen else state
+        state = self.readjusted(ctx, merged(state, average, participants), counts)
+        if self.freezing and not state.frozen and ctx.round >= ctx.rounds // 2:
+            return second_phase(ctx, state, fractions(ctx, self.part + self.extra))
+        return state
 
-    def replies(self, ctx: Ctx, down: Message) -> Sequence[Reply]:
-        """What the answer to a message looks like."""
-        layout = ctx.task.layout
-        if isinstance(down, Probe):
-            return [Sensitivity(torch.zeros(len(layout.prunable)))]
-        down = self._read(ctx, down)
-        blank = {name: torch.zeros(layout[name].shape) > 0 for name in down.values.values}
-        mask = Revision(blank) if self.phases.moves(ctx) else None
-        return [Up(down.values, down.dense, down.buffers, mask, 0.0 if self._scores(ctx) else None)]
+    def readjusted(self, ctx: Ctx, state: Server, counts: Counts) -> Server:
+        """Prunes the smallest weights and grows as many at random; the last time only prunes."""
+        frozen = state.frozen or None
+        if self.readjust == "client":
+            masks = sparsity.largest(state.params, counts, state.masks, frozen)
+            return state if sparse_model.same(masks, state.masks) else changed(state, masks, masks)
+        _, number, rounds = self.clock(ctx)
+        last = number >= max(1, round(self.until * rounds))  # R_end
+        if not self.extra or state.trimmed or not (last or number % self.every == 0):
+            return state
+        active, key = sparsity.count(state.masks), ctx.key.fold("grow")
+        low = {name: active[name] - n for name, n in fractions(ctx, self.extra).items()}
+        high = low if last else active  # Algorithm 1, lines 10 to 15; Algorithm 2, lines 11 to 16
+        change = sparsity.readjust(state.params, state.masks, low, high, key, frozen)
+        return changed(replace(state, trimmed=last), change.masks, change.kept)
+
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+        """Example replies, from which the reply schema is derived."""
+        return [Up(down.model, Revision(sparse_model.all_zeros(ctx)) if self.rate(ctx) else None)]
 
     # client ---------------------------------------------------------------------------------------
 
-    def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
-        if isinstance(down, Probe):
-            masks = down.mask.masks()
-            sent = down.model
-            params = sparse.joined(ctx, sent.values, masks, sent.dense, sent.buffers)
-            model = sparse.begin(ctx, params, masks, self.training.lr, moves=True)
-            model.probe, model.intended = True, self.phases.intended(ctx)
-            return Job(Work(model, None, None), self.probe_epochs, self.training.batch)
-        return self._job(ctx, self._read(ctx, down), local)
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[masked_training.Work]:
+        masks = held_versions.received(down.mask, local.masks if local else None)
+        params = sparse_model.receive(ctx, down.model, masks)
+        work = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
+        if down.keeps:
+            frozen = down.frozen or (local.frozen if local else None)
+            if frozen is None:
+                raise Missing("the server sent no frozen part, and none is held here")
+            values, work.frozen = unpack(frozen.values, frozen.masks), frozen.masks
+            for name, mask in frozen.masks.items():
+                work.params[name].copy_(torch.where(mask, values[name], params[name]))
+        return Job(work, self.training.epochs, self.training.batch)
 
-    def _read(self, ctx: Ctx, down: First | Down) -> Down:
-        """The message itself, or what the first one stands for."""
-        if isinstance(down, First):
-            state = self.init(ctx)
-            return message(ctx, state.params, state.masks, {}, self.bn, False, False)
-        return down
-
-    def _job(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        params, masks, frozen = received(ctx, down, local)
-        tried = score(ctx, params, self.freeze_from) if self._scores(ctx) else None
-        rate = self.training.rate(self.phases.since_probe(ctx))
-        model = sparse.begin(ctx, params, masks, rate, self.phases.moves(ctx))
-        model.intended = self.phases.intended(ctx)
-        if frozen:
-            model.frozen = frozen.masks
-            still = scales(ctx) if self.freeze_norm else []
-            model.kept |= {name: torch.zeros_like(model.params[name]) for name in still}
-        return Job(Work(model, frozen, tried), self.training.epochs, self.training.batch)
-
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        if work.model.probe or self.phases.readjust == "learned":
-            sparse.step(ctx, self.training, self.learning, work.model, batch)
-            return work
-        sparse.descend(ctx, self.training, work.model, batch)
-        if work.model.moves and batch.step + 1 == batch.steps:
-            density = self.phases.wanted(ctx)
-            low, high = (
-                self.phases.quotas(ctx, density * kept) for kept in (1 - self.phases.share(ctx), 1)
-            )
-            everywhere = self.phases.readjustment.feddst_growth
-            feddst.readjust(ctx, work.model, batch, low, high, everywhere)
+    def step(self, ctx: Ctx, work: masked_training.Work, batch: Batch) -> masked_training.Work:
+        masked_training.step(ctx, self.training, work, batch)  # Algorithm 2, line 7
+        rate, density = self.rate(ctx), self.part * self.clock(ctx)[0]
+        if rate and batch.step + 1 == batch.steps:
+            readjust(ctx, work, batch, quotas(ctx, density * (1 - rate)), quotas(ctx, density))
         return work
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Reply, Local]:
-        model, frozen = work.model, work.frozen
-        if model.probe:
-            found = sparse.sensitivity(ctx, model)
-            needed = sparse.trained(self.learning, model)
-            return Result(Sensitivity(found), None, model.masks, needed, sparse.metrics(model))
-        # The server holds what is active in all, so with a frozen part it cannot name the base.
-        base = None if frozen else model.start
-        up = Up(
-            sparse.values(model.params, model.masks),
-            sparse.dense(ctx, model.params),
-            sparse.buffers(ctx, model.params, self.bn),
-            Revision(model.masks, base) if model.moves else None,
-            work.score,
-        )
-        return Result(
-            up,
-            Local(model.start, frozen),
-            sparsity.union(model.masks, frozen.masks) if frozen else model.masks,
-            model.masks if frozen else {},
-            sparse.metrics(model),
-        )
-
-    # anyone ---------------------------------------------------------------------------------------
+    def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, Local]:
+        moved, frozen = self.rate(ctx) > 0, frozen_part(work.params, work.frozen)
+        base = None if frozen else work.start  # the server's masks include the frozen part
+        mask = Revision(work.masks, base) if moved else None
+        up = Up(sparse_model.send(ctx, work.params, work.masks, self.bn), mask)
+        active = sparsity.union(work.masks, work.frozen) if frozen else work.masks
+        metrics = masked_training.metrics(work, moved)
+        return Result(up, Local(work.start, frozen), active, work.masks if frozen else {}, metrics)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model, how much no longer changes, and how far clients are apart."""
-        frozen = sparse.total(state.frozen) / ctx.task.layout.total("count", state.masks)
-        return Measures(
-            state.masks, {"frozen_density": frozen, "client_mismatch": state.mean_jaccard}
-        )
+        """The masks, the density of the frozen part, and how far apart the masks of clients are."""
+        share = total(state.frozen) / ctx.task.layout.total("count", state.masks)
+        metrics = {"frozen_density": share, "client_mismatch": state.mean_jaccard}
+        return Measures(state.masks, metrics)
 
-    def _scores(self, ctx: Ctx) -> bool:
-        first = self.phases.clock(ctx)[0] == 1
-        return self.freeze_from != "last" and self.phases.freezing and first
 
-    # masks ----------------------------------------------------------------------------------------
+def frozen_part(params: Params, masks: Masks) -> Frozen | None:
+    """The frozen weights as they travel and as clients keep them; none in the first phase."""
+    return Frozen(pack({name: params[name] for name in masks}, masks), masks) if masks else None
 
-    def _probed(self, ctx: Ctx) -> Drawn:
-        """The mask that is probed: random, as dense as the model will be in the end."""
-        quotas = self.phases.quotas(ctx, sparsity.as_fraction(self.phases.density))
-        shapes = {name: ctx.task.layout[name].shape for name in quotas}
-        return Drawn.by(ctx.common.fold("masks", 0), quotas, shapes)
 
-    def _begun(
-        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Reply]]
-    ) -> Server:
-        """The end of the probe: a random mask with the densities that clients found."""
-        measured = mean_sensitivity(ctx, (exchange.up for exchange in exchanges))
-        if not measured:
-            return state
-        quotas = self.phases.quotas(ctx, self.phases.part + self.phases.extra, measured)
-        masks = sparsity.random_masks(ctx.common.fold("masks", 1), ctx.task.layout, quotas)
-        params = sparsity.masked(ctx.task.init(ctx.common.fold("init", 1)), masks)
-        plain = {name: float(share) for name, share in measured.items()}
-        return replace(state, params=params, masks=masks, version=1, measured=plain)
+def merged(state: Server, average: Average, participants: Sequence[int]) -> Server:
+    """The mean of the trained part beside the frozen one: Algorithm 2, line 10."""
+    masks = sparsity.union(average.owned, state.frozen) if state.frozen else average.owned
+    held, holders = held_versions.updated(state.held, participants, state.version), state.holders
+    if state.frozen:
+        holders = held_versions.updated(holders, participants, 1)
+    state = replace(state, params={**state.params, **average.params}, held=held, holders=holders)
+    state = replace(state, mean_jaccard=average.mean_jaccard)
+    return state if sparse_model.same(masks, state.masks) else changed(state, masks, masks)
 
-    def _frozen(self, ctx: Ctx, state: Server) -> Server:
-        """The end of the first phase: what is there rests, and as much is grown beside it."""
-        params, frozen = state.params, state.masks
-        if state.best:
-            params, frozen = {**params, **state.best}, state.best_masks
-        measured = {name: sparsity.as_fraction(share) for name, share in state.measured.items()}
-        change = self.phases.second(ctx, frozen, measured)
-        state = replace(state, params=params, masks=frozen, frozen=frozen, holders=NOBODY)
-        state = replace(state, trimmed=False, best={}, best_masks={})
-        return self._changed(state, change)
 
-    def _changed(self, state: Server, change: Change) -> Server:
-        params = sparsity.masked(state.params, change.kept)
-        return replace(state, params=params, masks=change.masks, version=state.version + 1)
+def changed(state: Server, masks: Masks, alive: Masks) -> Server:
+    """The server with other masks; weights that are not `alive` are set to zero."""
+    params = sparsity.masked(state.params, alive)
+    return replace(state, params=params, masks=masks, version=state.version + 1)
 
-    def _replies(
-        self,
-        ctx: Ctx,
-        state: Server,
-        exchanges: Iterable[Exchange[Message, Reply]],
-        met: list[int],
-        scores: list[tuple[float, float]],
-    ) -> Iterator[Counted]:
-        trained = sparsity.difference(state.masks, state.frozen) if state.frozen else state.masks
-        quotas = self.phases.quotas(ctx, self.phases.wanted(ctx))
-        allowed = max(sparse.total(trained), sum(quotas.values()) - sparse.total(state.frozen))
-        known = sparse.dense(ctx, state.params) | sparse.buffers(ctx, state.params, self.bn)
-        for exchange in exchanges:
-            up = exchange.up
-            if not isinstance(up, Up):
-                raise WireError("densities of layers came back where weights were asked for")
-            masks = trained
-            if up.mask is not None:
-                masks = sparse.affordable(up.mask.masks, allowed)
-                if any(bool((masks[name] & mask).any()) for name, mask in state.frozen.items()):
-                    raise WireError("a mask came back with weights that are frozen")
-            rest = merge.fitting({**up.dense, **up.buffers}, known)
-            whole = sparse.joined(ctx, up.values, masks, rest)
-            if self.bn == "static":
-                whole = {name: whole[name] for name in ctx.task.layout.parameters}
-            met.append(exchange.client.id)
-            share = weight(exchange.client, self.weighting, self.training.batch)
-            if up.score is not None and not -1 <= up.score <= 1:
-                raise WireError(f"an accuracy of {up.score:g} came back, which is none")
-            if up.score is not None and up.score >= 0:
-                scores.append((up.score, share))
-            yield whole, masks, share
 
-    def _scored(self, state: Server, scores: Sequence[tuple[float, float]]) -> Server:
-        """Remembers the model that clients just tried, if it did better than all before."""
-        if not scores:
-            return state
-        mean = sum(score * share for score, share in scores) / sum(share for _, share in scores)
-        if mean <= state.best_score:
-            return state
-        best = {name: state.params[name] for name in state.params}
-        return replace(state, best=best, best_masks=state.masks, best_score=mean)
+def second_phase(ctx: Ctx, state: Server, wanted: Counts) -> Server:
+    """Freezes all active weights and grows others at random: Algorithm 2, line 2."""
+    room = sparsity.count(sparsity.inactive(state.masks))
+    added = {name: min(n, room[name]) for name, n in wanted.items()}
+    grown = sparsity.grow_random(ctx.key.fold("second"), state.masks, added)
+    state = replace(state, frozen=state.masks, trimmed=False)
+    return changed(state, sparsity.union(state.masks, grown), state.masks)
+
+
+def fractions(ctx: Ctx, share: Fraction) -> Counts:
+    """The same fraction of every layer, in whole weights."""
+    return {name: int(share * ctx.task.layout[name].count) for name in ctx.task.layout.prunable}
 
 
 def without_freezing() -> PFFDST:
-    """The ablation that readjusts at the server, in one phase."""
-    return PFFDST(training=feddst.TRAINING, phases=Phases(freezing=False))
+    """The ablation "w/o PF": one phase, with masks that the server readjusts."""
+    return PFFDST(training=TRAINING, freezing=False)
 
 
 def without_readjustment() -> PFFDST:
-    """The ablation that freezes, and leaves readjustment to clients, as FedDST does."""
-    return PFFDST(training=feddst.TRAINING, phases=Phases(readjust="client"))
-
-
-def pfflash() -> PFFDST:
-    """Freezing on FLASH's masks: densities of layers are probed, and masks stay."""
-    phases = Phases(density=0.05, readjust="none", allocation="sensitivity", rounding="exact")
-    return PFFDST(clients=10, training=SCHEDULE, phases=phases, start="random")
-
-
-def code_parity(method: PFFDST) -> PFFDST:
-    """The ways of the released code, where they differ; its second softmax is a model's option."""
-    growth = replace(method.phases.readjustment, feddst_growth=True)
-    return replace(
-        method,
-        phases=replace(method.phases, readjustment=growth),
-        freeze_from="best-test",
-        freeze_norm=True,
-        weighting="batches",
-        replacement=True,
-        free_first_download=True,
-        accounting=replace(method.accounting, uncharged="keeps,score,frozen"),
-    )
-
-
-def released() -> PFFDST:
-    """What the flags of the released code's own example come to, one overruling another."""
-    code = code_parity(PFFDST())
-    return replace(code, phases=replace(code.phases, until=0.5, readjust_second=False))
+    """The ablation "w/o SMR": two phases, with masks that clients readjust as in FedDST."""
+    return PFFDST(training=TRAINING, readjust="client")

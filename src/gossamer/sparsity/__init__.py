@@ -41,8 +41,8 @@ from gossamer.sparsity.allocation import (
     uniform,
 )
 from gossamer.sparsity.average import Average, Averaging, masked_mean
-from gossamer.sparsity.counts import Number, Rounding, apportion, as_fraction
 from gossamer.sparsity.budgets import Budgets
+from gossamer.sparsity.counts import Number, Rounding, apportion, as_fraction
 from gossamer.sparsity.distance import (
     churn,
     density,
