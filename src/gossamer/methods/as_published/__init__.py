@@ -7,11 +7,12 @@ every alternative reading of a paper as an option, and with its defaults gives t
 from typing import Any
 
 from gossamer.core import Method
-from gossamer.methods.as_published import feddst, flash, pffdst, spafl
+from gossamer.methods.as_published import feddst, fedsparse, flash, pffdst, spafl
 
 PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **spafl.ENTRIES,
     **flash.ENTRIES,
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
+    **fedsparse.ENTRIES,
 }
