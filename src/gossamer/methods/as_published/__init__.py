@@ -7,7 +7,7 @@ every alternative reading of a paper as an option, and with its defaults gives t
 from typing import Any
 
 from gossamer.core import Method
-from gossamer.methods.as_published import feddst, fedsparse, flash, pffdst, spafl
+from gossamer.methods.as_published import feddrop, feddst, fedsparse, flash, pffdst, priors, spafl
 
 PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **spafl.ENTRIES,
@@ -15,4 +15,6 @@ PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
     **fedsparse.ENTRIES,
+    **feddrop.ENTRIES,
+    **priors.ENTRIES,
 }

@@ -212,15 +212,12 @@ class FedSparseVariants:
         keeps, sends = self.client_moments == "keep", self.personal_model == "sent"
         if not keeps and not sends:
             return None
-        blank = torch.zeros(work.part.whole.total if keeps else 0, dtype=work.raw.dtype)
-        moments = [blank, blank]
+        first = second = torch.zeros(work.part.whole.total if keeps else 0, dtype=work.raw.dtype)
         if keeps:
-            both, places = (work.first.cpu(), work.second.cpu()), work.part.places
-            moments = [blank.index_copy(0, places, each) for each in both]
-        steps = work.steps if keeps else 0
-        if sends and sent is not None:
-            return Local(sent.opened, sent.model, *moments, steps)
-        return Local({}, NOTHING, *moments, steps)
+            first = first.index_copy(0, work.part.places, work.first.cpu())
+            second = second.index_copy(0, work.part.places, work.second.cpu())
+        opened, model = (sent.opened, sent.model) if sends and sent else ({}, NOTHING)
+        return Local(opened, model, first, second, work.steps if keeps else 0)
 
     def scale(self, ctx: Ctx) -> float:
         """The factor of all terms beside the loss."""
