@@ -107,6 +107,26 @@ def sgd(
     increment_version(params)  # torch's fused kernels do not, and caches of messages rely on it
 
 
+def adamax(
+    param: Tensor,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: int,
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of Adamax, the first being number 1: the parameter and both moments after it.
+
+    Kingma, Ba: Adam: a method for stochastic optimization. ICLR 2015.
+    https://arxiv.org/abs/1412.6980
+    """
+    first = first.lerp(grad, 1 - betas[0])
+    second = torch.maximum(second * betas[1], grad.abs().add_(eps))
+    return param.addcdiv(first, second, value=-rate / (1 - betas[0] ** step)), first, second
+
+
 def clip(grads: list[Tensor], most: float) -> None:
     """Scales all gradients in place so that their joint norm is at most `most`."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

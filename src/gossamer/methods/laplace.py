@@ -1,13 +1,13 @@
-"""Laplace prior: clients pay for every weight they move, and send only those that they did move.
+"""Laplace prior: clients pay for every weight they move, and send only the weights that moved.
 
-The server takes the median of each weight, so that a minority of clients cannot move it; or a step
-along the sum of the signs of changes, which is a vote of the majority.
+The server takes the median of each weight, which a minority of clients cannot move; or a step along
+the sum of the signs of clients' changes, a majority vote.
 
 Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
 2021. https://arxiv.org/abs/2111.10192
 
-Differs from the paper: the step on the distance is proximal, since a subgradient never lands on the
-server's weight exactly. Running statistics have no prior; their median is taken too.
+Differs from the paper: signs are averaged, and the step on the distance is proximal, since no
+subgradient lands on the server's weight exactly. Running statistics go by their median.
 """
 
 from __future__ import annotations
@@ -29,27 +29,24 @@ from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.optim import Training
 from gossamer.wire import Packed, pack, unpack
 
+Replies = Sequence[tuple[Params, Params]]  # models as sent to clients, and as received from them
+
 
 @dataclass(frozen=True)
 class Server:
     params: Params
-    moments: Moments | None
-    """Of the optimiser, where signs are summed."""
+    moments: Moments | None  # of the optimiser, where signs are summed
 
 
 @dataclass(frozen=True)
-class Local:
-    """The model that the client sent last."""
-
+class Local:  # what the client sent last
     params: Params
 
 
 @dataclass(frozen=True)
 class Up:
-    moved: Masks
-    """Weights that are not the server's any more."""
-    changes: Packed
-    """By how much, where they moved."""
+    moved: Masks  # weights that differ from the server's
+    changes: Packed  # of these weights
     buffers: Params
 
 
@@ -58,29 +55,17 @@ class Laplace:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     strength: float = option(1e-3, "price of moving a weight by one", least=0)
-    regulariser: Literal["whole", "per-example"] = option(
-        "whole", "beside the mean loss: all of it, or divided by the client's examples"
-    )
     server: Literal["median", "sign"] = option(
-        "median", "a weight is the median of clients', or takes a step along the sum of their signs"
-    )
-    reduction: Literal["mean", "sum"] = option(
-        "mean", "signs of clients are averaged before the step, or added"
+        "median", "a weight becomes the clients' median, or takes a step along their signs"
     )
     adaptive: Adaptive = Adaptive()
-    buffers: Literal["median", "average"] = option(
-        "median", "running statistics: their median over clients, or their mean"
-    )
-    personal_model: Literal["sent", "global"] = option(
-        "sent", "a client's own model: what the client sent last, or that of the server"
-    )
+
+    # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
         if self.server == "sign" and not self.strength:
-            raise ValueError(
-                "--server sign goes by the prior's gradient, and --strength 0 leaves none; "
-                "use a strength above 0, or --server median"
-            )
+            reason = "--server sign goes by the prior's gradient, and --strength 0 leaves none"
+            raise ValueError(f"{reason}; use a strength above 0, or --server median")
         params = ctx.task.init(ctx.common.fold("init"))
         trained = {name: params[name] for name in ctx.task.layout.parameters}
         return Server(params, self.adaptive.start(trained) if self.server == "sign" else None)
@@ -92,60 +77,54 @@ class Laplace:
         return Down(state.params)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        names = ctx.task.layout.parameters
-        voted: Params = {}
-        replies = []
-        for exchange in exchanges:
-            found, sent = received(exchange.down, exchange.up), exchange.down.params
-            if state.moments is not None:
-                # Of what the client was sent, which was perhaps rounded on the way.
-                signs = {name: torch.sign(found.pop(name) - sent[name]) for name in names}
-                voted = {name: voted.get(name, 0) + sign for name, sign in signs.items()}
-            replies.append(found)
-        if not replies:
-            return state
-        stacked = {name: torch.stack([each[name] for each in replies]) for name in replies[0]}
-        middle = {name: median(each) for name, each in stacked.items()}
-        if self.buffers == "average":
-            middle |= {name: stacked[name].mean(0) for name in ctx.task.layout.buffers}
+        replies = [(each.down.params, received(each.down, each.up)) for each in exchanges]
+        return self.merged(ctx, state, replies, len(replies)) if replies else state
+
+    def merged(self, ctx: Ctx, state: Server, replies: Replies, divisor: int) -> Server:
+        """The state after the replies, where sums of signs are divided by `divisor`."""
+        params = {}
+        for name in state.params if state.moments is None else ctx.task.layout.buffers:
+            params[name] = median(torch.stack([reply[name] for _, reply in replies]))  # eq. 36
         if state.moments is None:
-            return Server({**state.params, **middle}, None)
-        by = self.strength / (len(replies) if self.reduction == "mean" else 1)
-        ascent = {name: by * votes for name, votes in voted.items()}
+            return Server(params, None)
+        ascent = {}
+        for name in state.moments.first:
+            # Of weights as they travelled: what was rounded on the way is no vote.
+            signs = [torch.sign(reply[name] - sent[name]) for sent, reply in replies]
+            ascent[name] = self.strength / divisor * torch.stack(signs).sum(0)  # eq. 35
         stepped, moments = self.adaptive.step(state.params, ascent, state.moments)
-        return Server({**state.params, **middle, **stepped}, moments)
+        return Server({**state.params, **params, **stepped}, moments)
+
+    # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, None, anchored=True)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         dense_model.step(ctx, self.training, work, batch)
-        each = len(ctx.own.train) if self.regulariser == "per-example" else 1
-        for name in ctx.task.layout.parameters:
-            shrink(work.params[name], work.anchor[name], work.rate * self.strength / each)
+        for name in ctx.task.layout.parameters:  # eq. 33
+            shrink(work.params[name], work.anchor[name], work.rate * self.strength)
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        names = ctx.task.layout.parameters
-        changes = {name: work.params[name] - work.anchor[name] for name in names}
+        layout = ctx.task.layout
+        changes = {name: work.params[name] - work.anchor[name] for name in layout.parameters}
         moved = {name: change != 0 for name, change in changes.items()}
-        buffers = {name: work.params[name] for name in ctx.task.layout.buffers}
+        buffers = {name: work.params[name] for name in layout.buffers}
         # The sum that the server forms, so that both have the same model to the last bit.
         sent = {**{name: work.anchor[name] + change for name, change in changes.items()}, **buffers}
-        metrics = dense_model.finish(ctx, work, "average").metrics
         count = sum(int(mask.sum()) for mask in moved.values())
-        return Result(
-            up=Up(moved, pack(changes, moved), buffers),
-            local=Local(sent) if self.personal_model == "sent" else None,
-            metrics={**metrics, "moved": count / ctx.task.layout.count},
-        )
+        metrics = {"loss": dense_model.mean_loss(work), "moved": count / layout.count}
+        return Result(Up(moved, pack(changes, moved), buffers), Local(sent), metrics=metrics)
+
+    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return local.params if local else state.params
 
 
 def shrink(params: Tensor, anchor: Tensor, most: float) -> None:
-    """The proximal step, in place: nearer to the anchor by `most`, and onto it where that meets it.
+    """The proximal step, in place: towards the anchor by `most`, but not beyond it.
 
     >>> weights = torch.tensor([1.25, 0.75, 2.0])
     >>> shrink(weights, torch.ones(3), 0.5)
@@ -155,15 +134,15 @@ def shrink(params: Tensor, anchor: Tensor, most: float) -> None:
     torch.add(anchor, softshrink(params - anchor, most), out=params)
 
 
-def median(stacked: Tensor) -> Tensor:
-    """Along the first dimension; of an even number, half-way between the two in the middle."""
-    ordered = stacked.sort(dim=0).values
-    low, high = ordered[(len(stacked) - 1) // 2], ordered[len(stacked) // 2]
-    return ((low.double() + high.double()) / 2).to(stacked.dtype)
+def median(stack: Tensor) -> Tensor:
+    """The median along the first dimension; of an even number, midway between the middle two."""
+    ordered = stack.sort(dim=0).values
+    low, high = ordered[(len(stack) - 1) // 2], ordered[len(stack) // 2]
+    return ((low.double() + high.double()) / 2).to(stack.dtype)
 
 
 def received(down: Down, up: Up) -> Params:
-    """A client's whole model, from what it was sent and what it moved."""
+    """A client's whole model, from what it was sent and what moved."""
     changes = unpack(up.changes, up.moved)
     merge.fitting({**changes, **up.buffers}, down.params)
     return {**{n: down.params[n] + change for n, change in changes.items()}, **up.buffers}

@@ -1,61 +1,47 @@
-"""Mixture of Gaussians: the server has several models, and every client is drawn to the nearest.
+"""Mixture of Gaussians: the server has several models, and each client is pulled to the nearest.
 
-A client starts from the model that fits its data best and is pulled to all of them, by the chance
-that it came from each. The server moves every model to the clients that came from it, and predicts
-with the mean of all.
+A client starts from the model that fits its data best, and is pulled towards each model by the
+probability that it came from it. The server moves every model towards the clients that came from
+it, and predicts with the mean of all models.
 
 Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
 2021. https://arxiv.org/abs/2111.10192
 
-The paper leaves open where clients start and how a mixture predicts. With a million weights,
-chances are all or nothing at any strength that is felt: clients then belong to one model each.
+The paper leaves open where clients start and how a mixture predicts. With a million weights, the
+probabilities are 0 or 1 at any strength that has an effect: each client then belongs to one model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gossamer import merge, optim
+from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
+from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import Adaptive, Moments
 from gossamer.optim import Training
 
-LEAST = 1e-8
-"""A model that all clients together have less of a share in stays as it is."""
-CHUNK = 500
-"""Examples that models are compared on at once."""
+LEAST = 1e-8  # a model with a smaller sum of responsibilities stays as it is
+CHUNK = 500  # examples on which models are compared at once
 
 
 @dataclass(frozen=True)
 class Server:
     models: tuple[Params, ...]
-    moments: tuple[Moments, ...]
-    """Of the optimiser, for each model; none where means are taken."""
+    moments: tuple[Moments, ...]  # of the optimiser, one per model; none where means are taken
 
 
 @dataclass(frozen=True)
-class Sent:
-    """The model that the client sent last."""
-
+class Local:  # what the client sent last
     params: Params
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Which of the server's models fits the client's data best."""
-
-    model: int
-
-
-Local: TypeAlias = Sent | Chosen
 
 
 @dataclass(frozen=True)
@@ -65,15 +51,8 @@ class Down:
 
 @dataclass
 class Work:
-    """A model in training, and those that it is drawn to; `step` updates it in place."""
-
-    params: Params
-    models: list[Params]
-    best: int
-    rate: float
-    velocity: optim.Velocity = field(default_factory=list)
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    examples: int = 0
+    inner: dense_model.Work
+    models: list[Params]  # of the server
 
 
 @dataclass(frozen=True)
@@ -82,34 +61,21 @@ class Mixture:
     training: Training = Training()
     components: int = option(2, "models of the server", least=1)
     strength: float = option(0.1, "pull towards the server's models: their precision", above=0)
-    regulariser: Literal["whole", "per-example"] = option(
-        "whole", "beside the mean loss: all of it, or divided by the client's examples"
-    )
-    start: Literal["loss", "random"] = option(
-        "loss", "the model that a client starts from: of least loss on its data, or any"
-    )
     server: Literal["mean", "ascent"] = option(
-        "mean", "a model is the mean of its clients', or takes a step towards them"
-    )
-    reduction: Literal["mean", "sum"] = option(
-        "mean", "changes of clients are averaged before the step, or added"
+        "mean", "a model becomes the mean of its clients' models, or takes a step towards them"
     )
     adaptive: Adaptive = Adaptive()
-    weighting: merge.Weighting = option("uniform", "what a client counts for at the server")
-    personal_model: Literal["sent", "best", "global"] = option(
-        "sent", "a client's own model: what it sent last, the server's that fits it best, or all"
-    )
+    weighting: merge.Weighting = option("uniform", "how client updates are weighted")
+
+    # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        start = ctx.common.fold("init")
+        start, names = ctx.common.fold("init"), ctx.task.layout.parameters
         keys = [start, *(start.fold(number) for number in range(1, self.components))]
         models = tuple(ctx.task.init(key) for key in keys)
-        if self.server == "mean":
-            return Server(models, ())
-        names = ctx.task.layout.parameters
-        return Server(
-            models, tuple(self.adaptive.start({n: each[n] for n in names}) for each in models)
-        )
+        trained = [{name: each[name] for name in names} for each in models]
+        moments = map(self.adaptive.start, trained) if self.server == "ascent" else ()
+        return Server(models, tuple(moments))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -118,121 +84,105 @@ class Mixture:
         return Down(state.models)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        names = ctx.task.layout.parameters
-        shares = [_Sum() for _ in state.models]
-        total = 0.0
-        sent = state.models
+        return self.merged(ctx, state, exchanges, averaged=True)
+
+    def merged(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]], averaged: bool
+    ) -> Server:
+        """The state after the replies; an ascent may be averaged over clients, or summed."""
+        names, total, sent = ctx.task.layout.parameters, 0.0, state.models
+        shares = [0.0] * len(sent)
+        sums = [{n: torch.zeros_like(t, dtype=torch.float64) for n, t in m.items()} for m in sent]
         for exchange in exchanges:
-            # The same for all clients of a round, and perhaps rounded on the way.
-            sent = exchange.down.models
-            found = merge.fitting(exchange.up.params, sent[0])
-            apart = torch.stack([distance(found, each, names) for each in sent])
+            sent = exchange.down.models  # the same for all, and perhaps rounded on the way
+            reply = merge.fitting(exchange.up.params, sent[0])
             weight = merge.weight(exchange.client, self.weighting)
             total += weight
-            for share, chance in zip(
-                shares, responsibilities(apart, self.strength).tolist(), strict=True
-            ):
-                share.add(found, weight * chance)
-        by = self.strength / (total if self.reduction == "mean" and total else 1.0)
+            apart = torch.stack([distance(reply, each, names) for each in sent])
+            for k, chance in enumerate(responsibilities(apart, self.strength).tolist()):
+                shares[k] += weight * chance
+                for name, tensor in reply.items():
+                    sums[k][name].add_(tensor, alpha=weight * chance)
+        by = self.strength / (total if averaged and total else 1.0)
         models, moments = list(state.models), list(state.moments)
-        for number, (share, old) in enumerate(zip(shares, state.models, strict=True)):
-            if share.total < LEAST:
+        for k, old in enumerate(state.models):
+            if shares[k] < LEAST:
                 continue
-            models[number] = share.mean(old)
-            if state.moments:
-                ascent = {name: by * share.away(name, sent[number][name]) for name in names}
-                stepped, moments[number] = self.adaptive.step(old, ascent, moments[number])
-                models[number] |= stepped
+            models[k] = {n: (sums[k][n] / shares[k]).to(old[n].dtype) for n in old}  # eq. 42
+            if moments:
+                away = {n: sums[k][n] - shares[k] * sent[k][n].double() for n in names}
+                ascent = {n: by * part.to(old[n].dtype) for n, part in away.items()}  # eq. 40
+                stepped, moments[k] = self.adaptive.step(old, ascent, moments[k])
+                models[k] |= stepped
         return Server(tuple(models), tuple(moments))
+
+    # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         models = [ctx.task.own(each) for each in down.models]
-        best = 0
-        if len(models) > 1 and (self.start == "loss" or self.personal_model == "best"):
-            losses = [loss_on_own_data(ctx, each) for each in models]
-            best = losses.index(min(losses))
-        start = best
-        if self.start == "random":
-            start = int(ctx.key.fold("start").numpy().integers(len(models)))
-        work = Work(ctx.task.own(models[start]), models, best, self.training.rate(ctx))
+        first = min(models, key=lambda each: loss_on_own_data(ctx, each))
+        work = Work(dense_model.Work(ctx.task.own(first), self.training.rate(ctx)), models)
         return Job(work, self.training.epochs, self.training.batch)
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        loss, grads = ctx.task.gradients(work.params, batch)
-        each = len(ctx.own.train) if self.regulariser == "per-example" else 1
-        pull(grads, work.params, work.models, self.strength, 1 / each)
-        self.training.update(work.params, grads, work.velocity, work.rate)
-        work.loss = work.loss + loss * len(batch.y)
-        work.examples += len(batch.y)
+    def step(self, ctx: Ctx, work: Work, batch: Batch, factor: float = 1.0) -> Work:
+        """A step of SGD on eq. 38, with this factor of the prior."""
+        loss, grads = ctx.task.gradients(work.inner.params, batch)
+        pull(grads, work.inner.params, work.models, self.strength, factor)
+        dense_model.descend(self.training, work.inner, batch, loss, grads)
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        names = ctx.task.layout.parameters
-        apart = torch.stack([distance(work.params, each, names) for each in work.models])
-        local: dict[str, Local | None] = {
-            "sent": Sent(work.params),
-            "best": Chosen(work.best),
-            "global": None,
+        params, names = work.inner.params, ctx.task.layout.parameters
+        apart = torch.stack([distance(params, each, names) for each in work.models])
+        metrics = {
+            "loss": dense_model.mean_loss(work.inner),
+            "prior": float(surprise(apart, self.strength)),
+            "surest": float(responsibilities(apart, self.strength).max()),
         }
-        return Result(
-            up=Up(work.params),
-            local=local[self.personal_model],
-            metrics={
-                "loss": work.loss.item() / max(work.examples, 1),
-                "prior": float(surprise(apart, self.strength)),
-                "surest": float(responsibilities(apart, self.strength).max()),
-            },
-        )
+        return Result(Up(params), Local(params), metrics=metrics)
+
+    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params | Ensemble:
-        match local:
-            case Sent():
-                return local.params
-            case Chosen():
-                return state.models[local.model]
-            case None:
-                return Ensemble(state.models, (1 / len(state.models),) * len(state.models))
-
-
-# the prior ----------------------------------------------------------------------------------------
+        if local is not None:
+            return local.params
+        return Ensemble(state.models, (1 / len(state.models),) * len(state.models))
 
 
 def distance(params: Params, other: Params, names: Iterable[str]) -> Tensor:
-    """Squared, over all of the tensors named, in float64: exponentials are taken of it."""
-    names = list(names)
-    apart = torch._foreach_sub([params[name] for name in names], [other[name] for name in names])
-    return _squared(apart)
+    """The squared distance over the tensors named, in float64: its exponential is taken."""
+    return squared(difference(params, other, names))
 
 
 def responsibilities(distances: Tensor, strength: float) -> Tensor:
-    """The chance that a client came from each model, given how far it is from them, squared."""
+    """The probability that a client came from each model (eq. 41), from squared distances."""
     return torch.softmax(-strength / 2 * distances, -1)
 
 
 def surprise(distances: Tensor, strength: float) -> Tensor:
-    """Minus the logarithm of the prior, without the constant of a Gaussian."""
+    """The negative logarithm of the prior (eq. 37), without the Gaussians' constant."""
     return math.log(len(distances)) - torch.logsumexp(-strength / 2 * distances, -1)
 
 
 def pull(
     grads: Params, params: Params, models: Sequence[Params], strength: float, factor: float
 ) -> None:
-    """Adds `factor` times the gradient of `surprise`, in place: a pull to each by its chance."""
-    names = list(grads)
-    here = [params[name] for name in names]
-    aparts = [torch._foreach_sub(here, [each[name] for name in names]) for each in models]
-    distances = torch.stack([_squared(apart) for apart in aparts])
+    """Adds `factor` times the gradient of `surprise`, in place."""
+    aparts = [difference(params, each, grads) for each in models]
+    distances = torch.stack([squared(apart) for apart in aparts])
     for apart, chance in zip(aparts, responsibilities(distances, strength).tolist(), strict=True):
         if chance:
             torch._foreach_add_(list(grads.values()), apart, alpha=factor * strength * chance)
 
 
-def _squared(tensors: Sequence[Tensor]) -> Tensor:
+def difference(params: Params, other: Params, names: Iterable[str]) -> list[Tensor]:
+    pairs = [(params[name], other[name]) for name in names]
+    return list(torch._foreach_sub([ours for ours, _ in pairs], [theirs for _, theirs in pairs]))
+
+
+def squared(tensors: Sequence[Tensor]) -> Tensor:
     norms = torch._foreach_norm(list(tensors), 2, torch.float64)
     return torch.stack(norms).square().sum().cpu()
-
-
-# both sides ---------------------------------------------------------------------------------------
 
 
 def loss_on_own_data(ctx: Ctx, params: Params) -> float:
@@ -244,26 +194,3 @@ def loss_on_own_data(ctx: Ctx, params: Params) -> float:
             y = data.y[begin : begin + CHUNK].to(ctx.task.device)
             total += len(y) * float(ctx.task.criterion(ctx.task.logits(params, x), y))
     return total / len(data)
-
-
-class _Sum:
-    """What clients together make of one model: the sum of theirs, each by its share."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self._sums: Params = {}
-
-    def add(self, params: Params, share: float) -> None:
-        self.total += share
-        for name, tensor in params.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-            self._sums[name].add_(tensor, alpha=share)
-
-    def mean(self, old: Params) -> Params:
-        """In the types of the model before."""
-        return {name: (self._sums[name] / self.total).to(old[name].dtype) for name in old}
-
-    def away(self, name: str, old: Tensor) -> Tensor:
-        """The sum of clients' differences from a tensor."""
-        return (self._sums[name] - self.total * old.double()).to(old.dtype)

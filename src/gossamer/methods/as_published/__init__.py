@@ -8,13 +8,16 @@ from typing import Any
 
 from gossamer.core import Method
 from gossamer.methods.as_published import (
+    feddrop,
     feddst,
     fedmef,
     fedpm,
+    fedsparse,
     fedtiny,
     flash,
     personal,
     pffdst,
+    priors,
     prunefl,
     spafl,
 )
@@ -24,6 +27,9 @@ PUBLISHED: dict[str, Method[Any, Any, Any, Any, Any]] = {
     **flash.ENTRIES,
     **feddst.ENTRIES,
     **pffdst.ENTRIES,
+    **fedsparse.ENTRIES,
+    **feddrop.ENTRIES,
+    **priors.ENTRIES,
     **prunefl.ENTRIES,
     **fedtiny.ENTRIES,
     **fedmef.ENTRIES,

@@ -75,10 +75,20 @@ def step(ctx: Ctx, training: Training, work: Work, batch: Batch, prox: float = 0
     loss, grads = ctx.task.gradients(work.params, batch)
     if prox:
         optim.pull(grads, work.params, work.anchor, prox)
+    descend(training, work, batch, loss, grads)
+    return work
+
+
+def descend(training: Training, work: Work, batch: Batch, loss: Tensor, grads: Params) -> None:
+    """One step of SGD along gradients that are given."""
     training.update(work.params, grads, work.velocity, work.rate)
     work.loss = work.loss + loss * len(batch.y)
     work.examples += len(batch.y)
-    return work
+
+
+def mean_loss(work: Work) -> float:
+    """The mean training loss of the round."""
+    return work.loss.item() / max(work.examples, 1)
 
 
 def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
@@ -87,7 +97,7 @@ def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:
     return Result(
         up=Up(shared(ctx, work.params, buffers)),
         local=Local(own) if buffers == "local" and own else None,
-        metrics={"loss": work.loss.item() / max(work.examples, 1)},
+        metrics={"loss": mean_loss(work)},
     )
 
 

@@ -1,4 +1,4 @@
-"""Which units a sub-model does without: rates of layers, and a draw that both sides can repeat."""
+"""Random sub-models: which units of each layer to drop, drawn alike by sender and receiver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from gossamer.fields import option
-from gossamer.submodels import INPUTS, Cut, Structure, trace
+from gossamer.submodels.structure import INPUTS, Cut, Structure, trace
 from gossamer.task import Task
 from gossamer.task.layout import did_you_mean
 from gossamer.wire import Drawn
@@ -20,29 +20,29 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class Dropping:
-    """How much of a model a client does without, and where."""
+    """The fraction of units that is dropped, layer by layer."""
 
     axes: str = option(
         "inputs",
         "what is dropped: inputs of all layers, their units, or a list as conv1.out=0.2,fc1.in",
     )
-    conv_rate: float = option(0.1, "part of filters that is dropped", least=0, below=1)
+    conv_rate: float = option(0.1, "fraction of filters to drop", least=0, below=1)
     linear_rate: float = option(
-        0.5, "part of neurons, or of inputs of linear layers, that is dropped", least=0, below=1
+        0.5, "fraction of neurons, or of inputs of linear layers, to drop", least=0, below=1
     )
     edge_rate: float = option(
-        0.01, "the same for inputs of the first and the last layer", least=0, below=1
+        0.01, "fraction of inputs of the first and the last layer to drop", least=0, below=1
     )
 
     def cut(self, task: Task, seed: int) -> Cut:
-        """The sub-model that a seed stands for, at the server and at its client."""
+        """The sub-model of a seed."""
         structure = trace(task)
         plan = self.plan(structure)
         sizes: Shapes = {name: (_size(structure, name),) for name in plan}
         return structure.cut(Drawn(seed, plan, sizes).masks())
 
     def plan(self, structure: Structure) -> dict[str, int]:
-        """How many units of a layer, or inputs, stay; those that are not named stay all."""
+        """How many units, or inputs, each layer keeps; a layer that is not named keeps all."""
         match self.axes.strip():
             case "inputs":
                 rates = self._inputs(structure)
@@ -55,11 +55,11 @@ class Dropping:
         return {name: counts[name] - drop for name, drop in dropped.items() if drop}
 
     def _inputs(self, structure: Structure) -> dict[str, float]:
-        """By the layer that reads them: units where it reads all of each, single inputs else.
+        """Rates by the layer that reads an input: of units where possible, else of single inputs.
 
-        Units that several layers read are dropped at the least of their rates.
+        Units that several layers read are dropped at the lowest of their rates.
         """
-        wiring, found = structure.wiring, dict[str, float]()
+        wiring, rates = structure.wiring, dict[str, float]()
         order = [name for name in wiring.layers if name in wiring.columns]
         for name in order:
             edge = name in (order[0], order[-1])
@@ -71,11 +71,11 @@ class Dropping:
             linear = structure.layout[name].kind == "linear"
             single = linear and len(np.unique(columns)) == len(columns)
             if linear and not (feeding and single):
-                found[f"{name}{INPUTS}"] = rate
+                rates[f"{name}{INPUTS}"] = rate
                 continue
             for each in feeding:
-                found[each] = min(rate, found.get(each, rate))
-        return found
+                rates[each] = min(rate, rates.get(each, rate))
+        return rates
 
     def _rate(self, structure: Structure, name: str) -> float:
         linear = structure.layout[name].kind == "linear"
@@ -83,15 +83,15 @@ class Dropping:
 
     def _list(self, structure: Structure) -> dict[str, float]:
         listed = list(self._entries(structure))
-        found = dict(listed)
+        rates = dict(listed)
         if not listed:
             raise ValueError("--axes names nothing; it is inputs, units, or a list as conv1.out")
-        if len(found) < len(listed):
+        if len(rates) < len(listed):
             raise ValueError(f"--axes {self.axes}: every layer has at most one .in and one .out")
-        return found
+        return rates
 
     def _entries(self, structure: Structure) -> Iterator[tuple[str, float]]:
-        """Such as `conv1.out`, `fc1.in=0.5`."""
+        """The entries of a list such as `conv1.out, fc1.in=0.5`."""
         for entry in filter(None, (part.strip() for part in self.axes.split(","))):
             place, _, text = entry.partition("=")
             layer, _, side = place.strip().rpartition(".")
@@ -109,7 +109,7 @@ class Dropping:
 
 
 def _apart(structure: Structure) -> list[str]:
-    """Layers whose units are added to nobody else's: residual streams stay whole."""
+    """Layers whose units are not added to those of others: residual streams stay whole."""
     return [name for name in structure.units if not structure.tied[name]]
 
 
@@ -130,7 +130,7 @@ def _number(entry: str, text: str) -> float:
 
 
 def _check(structure: Structure, name: str, entry: str, side: str) -> None:
-    """Refuses what cannot be dropped, with the reason."""
+    """Refuses what cannot be dropped, and says why."""
     layout = structure.layout
     layers = [n for n, leaf in layout.leaves.items() if leaf.kind in ("conv", "linear")]
     if name not in layers:

@@ -1,0 +1,268 @@
+"""FedSparse with the other readings of its paper, as options.
+
+The paper gives the drift two factors (eqs. 9 and 31) and the server two steps (eqs. 10 and 12). It
+does not say how the relaxed gate follows from its probability, what a group pays, whether terms are
+divided by the client's examples, or what becomes of biases and moments of pruned groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, tee
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gossamer import merge
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.fields import option
+from gossamer.methods import fedsparse
+from gossamer.methods.fedsparse import THRESHOLDS, Down, FedSparse, Server, Up
+from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
+from gossamer.sparsity import hard_concrete
+from gossamer.sparsity.gated_training import Drawn, Work
+from gossamer.sparsity.hard_concrete import HardConcrete
+from gossamer.submodels.behind import behind, pruned_beside
+from gossamer.wire import Packed
+
+LEAST_SHARE = 1e-6
+"""The least probability of an open gate in closed form: zero has no threshold."""
+NOTHING = SparseModel(Packed({}, {}), {}, {})
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client sent last, and its moments of thresholds, where they are kept."""
+
+    opened: Masks
+    model: SparseModel
+    first: Tensor
+    second: Tensor
+    steps: int
+
+
+@dataclass(frozen=True)
+class FedSparseVariants:
+    pure: FedSparse = FedSparse()
+    concrete: HardConcrete = HardConcrete()
+    lambda0_per: Literal["weight", "gate"] = option(
+        "weight", "whether a group pays for each of its weights, or once"
+    )
+    drift_factor: Literal["half", "whole"] = option(
+        "half", "half the squared distance, as in eq. 9, or all of it, as in eqs. 30 and 31"
+    )
+    regulariser: Literal["whole", "per-example"] = option(
+        "whole", "terms beside the mean loss: as they are, or divided by the client's examples"
+    )
+    gate_bias: bool = option(False, "biases and norms of pruned filters and neurons are pruned too")
+    gate_sample: Literal["batch", "example"] = option(
+        "batch", "gates are drawn once per mini-batch, or for each example (slow)"
+    )
+    server_step: Literal["gradient", "closed"] = option(
+        "gradient", "a step of Adam and Adamax, or weights and probabilities in closed form"
+    )
+    reduction: Literal["mean", "sum"] = option("mean", "over clients, before the server's step")
+    dead_moments: Literal["drop", "keep"] = option(
+        "drop", "moments of pruned groups; kept, they may bring a group back"
+    )
+    client_moments: Literal["fresh", "keep"] = option(
+        "fresh", "clients' moments of thresholds: reset in each round, or kept"
+    )
+    personal_model: Literal["sent", "global"] = option(
+        "sent", "a client's own model: what it sent last, or the server's"
+    )
+    test_gates: Literal["open", "mean"] = option(
+        "open", "weights of the evaluated model: as they are, or times their probability"
+    )
+
+    @property
+    def clients(self) -> int:
+        return self.pure.clients
+
+    @property
+    def bn(self) -> BatchNorm:
+        return self.pure.bn
+
+    # server ---------------------------------------------------------------------------------------
+
+    def init(self, ctx: Ctx) -> Server:
+        if self.gate_bias:
+            try:
+                behind(ctx.task)
+            except ValueError as problem:
+                raise ValueError(
+                    f"--gate-bias must know which norm follows which filter, and {problem}; or "
+                    "leave out --gate-bias"
+                ) from problem
+        if self.gate_sample == "example" and ctx.task.layout.batch_norm:
+            raise ValueError(
+                "--gate-sample example trains on one example at a time, which batch normalisation "
+                "refuses; use --gate-sample batch or a model without it"
+            )
+        return self.prune(ctx, self.pure.init(ctx))
+
+    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
+        return self.pure.cohort(ctx, state, pool)
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        return self.pure.down(ctx, state, client)
+
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        start = state
+        if self.dead_moments == "keep":  # Algorithm 1 to the letter: all groups are judged anew
+            start = replace(state, alive=torch.ones_like(state.alive))
+        stepped = self.closed if self.server_step == "closed" else self.ascend
+        after = stepped(ctx, start, exchanges)
+        return self.prune(ctx, after) if after else state
+
+    def ascend(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
+    ) -> Server | None:
+        clients = count()  # advances with every reply
+        ascents = self.pure.ascents(ctx, state, exchanges)
+        mean = merge.mean(ascent for ascent, _ in zip(ascents, clients, strict=False))
+        if not mean:
+            return None
+        if self.reduction == "sum":
+            for name in (THRESHOLDS, *state.moments.first):
+                kind = state.thresholds if name == THRESHOLDS else state.params[name]
+                mean[name] = mean[name].to(kind.dtype).mul_(next(clients))
+        return self.pure.ascend(state, mean)
+
+    def closed(
+        self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
+    ) -> Server | None:
+        """The maximum over weights (eq. 10) and probabilities (eq. 11) for the gates drawn.
+
+        Gates that all clients opened are as open as at the start: certainty has no threshold.
+        """
+        groups, total, sums = self.pure.groups(ctx), 0.0, dict[str, Tensor]()
+        opened = torch.zeros(groups.total, dtype=torch.float64)
+        exchanges, again = tee(exchanges)
+        for (change, weight), each in zip(
+            self.pure.ascents(ctx, state, exchanges), again, strict=True
+        ):
+            total += weight
+            opened.add_(groups.opened(each.up.opened, each.down.alive), alpha=weight)
+            for name, tensor in change.items():
+                sums.setdefault(name, torch.zeros_like(tensor)).add_(tensor, alpha=weight)
+        if not total:
+            return None
+        del sums[THRESHOLDS]
+        old = state.params
+        params = {n: old[n] + (part / total).to(old[n].dtype) for n, part in sums.items()}
+        for name, gates in groups.spread(opened, old).items():
+            mean = mean_of_open(old[name].double(), sums[name], gates)
+            params[name] = mean.to(old[name].dtype)
+        share = (opened / total).clamp(LEAST_SHARE, self.pure.theta0)
+        norms, temperature = groups.norms(params), self.pure.temperature
+        raw = hard_concrete.thresholds_for(norms, share, temperature)
+        return replace(state, params={**old, **params}, thresholds=raw)
+
+    def prune(self, ctx: Ctx, state: Server) -> Server:
+        groups = self.pure.groups(ctx)
+        pruned = self.pure.prune(groups, state)
+        if self.gate_bias:
+            alive = groups.split(pruned.alive)
+            pruned = fedsparse.masked(pruned, pruned_beside(ctx.task, groups, alive))
+        if self.dead_moments == "drop":
+            return pruned
+        return replace(pruned, moments=state.moments, first=state.first, second=state.second)
+
+    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
+        """Example replies, from which the reply schema is derived."""
+        return self.pure.replies(ctx, down)
+
+    # client ---------------------------------------------------------------------------------------
+
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+        groups = self.pure.groups(ctx)
+        held = pruned_beside(ctx.task, groups, down.alive) if self.gate_bias else {}
+        work = self.pure.start(ctx, down, held)
+        work.concrete = self.concrete
+        scale = self.scale(ctx)
+        work.price = scale * self.pure.price(self.paid(work), work.start)
+        work.drift = scale * self.with_factor.drift
+        if local is not None and local.steps:
+            first, second = local.first[work.part.places], local.second[work.part.places]
+            work.first, work.second = first.to(work.raw), second.to(work.raw)
+            work.steps = local.steps
+        return Job(work, self.pure.training.epochs, self.pure.training.batch)
+
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        work.step(batch, self.drawn(work, batch), self.pure.training, self.pure.threshold_lr)
+        return work
+
+    def drawn(self, work: Work, batch: Batch) -> Drawn:
+        """The batch, or each of its examples, with draws for their gates."""
+        parts = [batch]
+        if self.gate_sample == "example" and len(batch.y) > 1:
+            parts = [one_example(batch, index) for index in range(len(batch.y))]
+        return [(part, work.draws(part.key.fold("gates"))) for part in parts]
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        done = self.pure.finish(ctx, work)
+        term = self.scale(ctx) * self.with_factor.regulariser(work, self.paid(work))
+        metrics = {**done.metrics, "regulariser": float(term)}
+        return Result(done.up, self.local(work, done.local), done.masks, metrics=metrics)
+
+    def local(self, work: Work, sent: fedsparse.Local | None) -> Local | None:
+        keeps, sends = self.client_moments == "keep", self.personal_model == "sent"
+        if not keeps and not sends:
+            return None
+        first = second = torch.zeros(work.part.whole.total if keeps else 0, dtype=work.raw.dtype)
+        if keeps:
+            first = first.index_copy(0, work.part.places, work.first.cpu())
+            second = second.index_copy(0, work.part.places, work.second.cpu())
+        opened, model = (sent.opened, sent.model) if sends and sent else ({}, NOTHING)
+        return Local(opened, model, first, second, work.steps if keeps else 0)
+
+    def scale(self, ctx: Ctx) -> float:
+        """The factor of all terms beside the loss."""
+        return 1.0 if self.regulariser == "whole" else 1 / max(len(ctx.own.train), 1)
+
+    def paid(self, work: Work) -> Tensor:
+        """The number of weights that each group pays for."""
+        return work.sizes if self.lambda0_per == "weight" else torch.ones_like(work.sizes)
+
+    @property
+    def with_factor(self) -> FedSparse:
+        """The method whose half squared distance has the factor asked for."""
+        whole = self.drift_factor == "whole"
+        return replace(self.pure, drift=2 * self.pure.drift) if whole else self.pure
+
+    # anyone ---------------------------------------------------------------------------------------
+
+    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+        """What survives at the server, or what a client sent last."""
+        if local is not None and self.personal_model == "sent":
+            return self.pure.model(ctx, state, fedsparse.Local(local.opened, local.model))
+        if self.test_gates == "open":
+            return state.params
+        groups = self.pure.groups(ctx)
+        theta = self.pure.theta(groups, state.params, state.thresholds)
+        shares = groups.spread(theta, state.params)
+        return {**state.params, **{n: state.params[n] * share for n, share in shares.items()}}
+
+    def measures(self, ctx: Ctx, state: Server) -> Measures:
+        return self.pure.measures(ctx, state)
+
+
+def mean_of_open(old: Tensor, change: Tensor, opened: Tensor) -> Tensor:
+    """The mean over clients that have a weight open (eq. 10); the old one if none has.
+
+    Args:
+        change: the sum over clients of gate times difference from the old weights.
+        opened: the sum of gates, which may be probabilities.
+    """
+    return torch.where(opened > 0, old + change / opened.clamp_min(1e-38), old)
+
+
+def one_example(batch: Batch, index: int) -> Batch:
+    only, key = slice(index, index + 1), batch.key.fold("example", index)
+    return replace(batch, x=batch.x[only], y=batch.y[only], key=key)
+
+
+ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"fedsparse-variants": FedSparseVariants()}

@@ -1,0 +1,149 @@
+"""Exact compaction: pruned groups removed from a model such that the rest trains as before.
+
+A pruned filter has no weights left, but it may have a bias, or a norm behind it, and then adds a
+constant to every example. It can be removed if that constant is zero and stays zero: where bias and
+norm are pruned with it, and where a ReLU cuts off a bias that is not positive and thus gets no
+gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.core import Masks, Params
+from gossamer.sparsity.groups import Groups
+from gossamer.submodels.behind import behind
+from gossamer.submodels.structure import INPUTS, Cut, Structure, trace
+from gossamer.task import Task
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a model with pruned groups that is trained: all of it, or less."""
+
+    whole: Groups
+    received: Params
+    """The whole model."""
+    alive: Tensor
+    """By group of the whole model: false where it is pruned."""
+    task: Task
+    """The task of training the part."""
+    params: Params
+    groups: Groups
+    places: Tensor
+    """The indices of these groups among those of the whole model."""
+    outside: Tensor
+    """By group of the part: the squared norm of its weights outside of the part."""
+    held: Masks
+    """False where biases, scales and shifts of the part are zero and stay zero."""
+    cut: Cut | None = None
+    inside: Masks = field(default_factory=dict)
+    """The part as masks of the prunable tensors, if it is not the whole model."""
+
+    def restore(self, params: Params) -> Params:
+        """The whole model with these tensors of the part; the rest is as received."""
+        return params if self.cut is None else self.cut.give(params, self.received)
+
+    def active(self) -> Masks:
+        """Masks of the weights that take part in the arithmetic."""
+        alive = self.whole.masks(self.alive, self.received)
+        return {**alive, **{n: kept & alive.get(n, kept) for n, kept in self.inside.items()}}
+
+
+def part_of(
+    task: Task, groups: Groups, alive: Masks, params: Params, held: Masks, compact: bool = True
+) -> Part:
+    """The part to train: without pruned groups where that is exact, or all of the model.
+
+    Args:
+        held: false where biases, scales and shifts are zero and stay zero.
+        compact: whether to remove anything.
+    """
+    flags, places = groups.join(alive), torch.arange(groups.total)
+    cut = plan(task, groups, alive, params, held) if compact else None
+    if cut is None:
+        outside = torch.zeros(groups.total, dtype=params[groups.names[0]].dtype)
+        return Part(groups, params, flags, task, params, groups, places, outside, held)
+    small, inside = cut.take(params), cut.masks()
+    places, part = groups.places(inside), groups.within(inside)
+    rest = cut.give({name: torch.zeros_like(small[name]) for name in part.names}, params)
+    outside = groups.squares(rest)[places]
+    small_task, held = cut.task(task), cut.take(held)
+    return Part(groups, params, flags, small_task, small, part, places, outside, held, cut, inside)
+
+
+def plan(task: Task, groups: Groups, alive: Masks, params: Params, held: Masks) -> Cut | None:
+    """The smaller model that trains exactly as the whole one; None if nothing can be removed.
+
+    Args:
+        held: false where biases, scales and shifts are zero and stay zero.
+    """
+    if None in groups.axes or all(bool(part.all()) for part in alive.values()):
+        return None
+    try:
+        structure = trace(task)
+    except ValueError:  # a model that cannot be followed is trained as a whole
+        return None
+    stays = _stays(task, structure, groups, alive, params, held)
+    keep = {}
+    for name, axis in zip(groups.names, groups.axes, strict=True):
+        if axis == 1 and structure.wiring.columns.get(name) is not None:
+            keep[f"{name}{INPUTS}"] = _some(alive[name])
+        elif axis == 0 and name in structure.units:
+            units = torch.from_numpy(stays[structure.wiring.rows[name]])
+            keep[name] = _some(alive[name] | units)
+    if all(bool(flags.all()) for flags in keep.values()):
+        return None
+    return structure.cut(keep)
+
+
+def _stays(
+    task: Task,
+    structure: Structure,
+    groups: Groups,
+    alive: Masks,
+    params: Params,
+    held: Masks,
+) -> np.ndarray:
+    """By unit: whether it has an effect, or is trained, without weights of its own."""
+    wiring = structure.wiring
+    found = np.zeros(len(wiring.removable), np.bool_)
+    silent = _cut_off(task, groups, alive, params)
+    for name, units in wiring.rows.items():
+        leaf = structure.layout[name]
+        if name in wiring.layers or leaf.kind == "buffer":
+            continue
+        audible = torch.ones(leaf.shape, dtype=torch.bool)
+        for quiet in (held, silent):
+            audible &= quiet.get(name, audible)
+        found[units[audible.numpy()]] = True
+    for name, axis in zip(groups.names, groups.axes, strict=True):
+        if axis == 1 and name in wiring.columns:
+            # The gate of an input is trained as long as it is open, whatever the input is.
+            found[wiring.columns[name][_some(alive[name]).numpy()]] = True
+    return found
+
+
+def _cut_off(task: Task, groups: Groups, alive: Masks, params: Params) -> Masks:
+    """Masks of biases that are false where a pruned group's bias never passes its ReLU."""
+    found: Masks = {}
+    follows = behind(task)
+    for name, axis in zip(groups.names, groups.axes, strict=True):
+        known = follows.get(name)
+        if axis == 0 and known and known.cut_off and len(known.beside) == 1:
+            (bias,) = known.beside
+            found[bias] = alive[name] | (params[bias].cpu() > 0)
+    return found
+
+
+def _some(flags: Tensor) -> Tensor:
+    """The same with at least one unit, since nothing passes a layer without any."""
+    if bool(flags.any()):
+        return flags
+    first = torch.zeros_like(flags)
+    first[0] = True
+    return first
