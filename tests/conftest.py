@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gossamer.engine import transport
+from gossamer.engine import workers
 
 settings.register_profile(
     "gossamer",
@@ -28,4 +28,4 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def nobody_is_light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are to be tested, though clients of tests are so small that the engine needs none."""
-    monkeypatch.setattr(transport, "LIGHT", 0.0)
+    monkeypatch.setattr(workers, "LIGHT", 0.0)

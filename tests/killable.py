@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
-from gossamer import Options, run
+from gossamer import Options
+from gossamer.core import Key
+from gossamer.engine import Run, start
 from helpers import Toy, fedavg, normed
 
 ROUNDS = 24
@@ -21,13 +23,15 @@ TASK = normed()
 def job(folder: Path, every: int, resume: bool) -> None:
     """Stateful clients, two workers, checkpoints every so many rounds (0: by the clock)."""
     warnings.simplefilter("error")
-    run(
-        replace(fedavg(clients=4, momentum=0.9), buffers="local"),
-        TASK,
-        Toy(pool=9),
-        rounds=ROUNDS,
-        seed=11,
-        out=folder,
-        options=Options(workers=2, eval_every=5, checkpoint_every=every),
+    start(
+        Run(
+            replace(fedavg(clients=4, momentum=0.9), buffers="local"),
+            TASK,
+            Toy(pool=9),
+            rounds=ROUNDS,
+            key=Key(11),
+            out=folder,
+            options=Options(workers=2, eval_every=5, checkpoint_every=every),
+        ),
         resume=resume,
     )

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer import METHODS, FedAvg, fields
 from gossamer.config import Config, Experiment, anywhere, read
-from gossamer.engine.summary import plain_settings
+from gossamer.engine.run_record import plain_settings
 from gossamer.fields import option
 
 WITH_NONE = """

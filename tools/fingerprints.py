@@ -160,7 +160,7 @@ def _run(method: Any, task: gs.Task, federation: Pictures, rounds: int) -> str:
     options = gs.Options(workers=1, eval_every=3)
     with tempfile.TemporaryDirectory() as folder:
         summary = gs.run(
-            method, task, federation, rounds=rounds, seed=1, out=folder, name="x", options=options
+            method, task, federation, rounds=rounds, seed=1, out=folder, options=options
         )
         store = Store(Path(folder) / "rounds", record_types(method))
         store.rollback(rounds)

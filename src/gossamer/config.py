@@ -15,10 +15,11 @@ import torch
 
 from gossamer import data, fields, models
 from gossamer.accounting import Network
+from gossamer.core import AnyMethod, Key
 from gossamer.data.budgets import are_shares
 from gossamer.data.federation import Federation
-from gossamer.engine.client import AnyMethod
 from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
 from gossamer.fields import option
 from gossamer.methods import METHODS
 from gossamer.task import Precision, Task
@@ -70,6 +71,19 @@ class Config:
         federation = self.build_federation()
         enough(method, len(federation.pool))
         return method, self.build_task(federation), federation
+
+    def build_run(self, out: Path | None = None) -> Run:
+        """The run that the configuration describes, in a folder."""
+        wish = self.experiment
+        return Run(
+            *self.build(),
+            rounds=wish.rounds,
+            key=Key(wish.seed),
+            options=self.options,
+            wire=Mode.parse(wish.wire),
+            name=self.method.rpartition(":")[2],
+            out=out,
+        )
 
     def check(self) -> None:
         """Raises what is wrong with experiment and options, whatever the data are."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -236,6 +236,10 @@ class Method(Protocol[S, C, D, W, U]):
 
     # the model to evaluate or export; local=None: the global one
     def model(self, ctx: Ctx, state: S, local: C | None) -> Params | Ensemble: ...
+
+
+AnyMethod: TypeAlias = Method[Any, Any, Any, Any, Any]
+"""A method whose records are not known in advance."""
 
 
 def sample(key: Key, pool: Sequence[Client], count: int) -> list[Client]:

@@ -69,7 +69,7 @@ def test_check_fails_a_method_that_draws_from_the_global_generator(gossamer: Com
     gossamer("cp", "fedavg", "mine.py")
     path = Path("mine.py")
     source = path.read_text()
-    call = "return dense.step("
+    call = "return dense_model.step("
     assert call in source
     changed = source.replace(call, f"noise(work)\n        {call}") + NOISE
     path.write_text(changed)

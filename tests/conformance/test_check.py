@@ -438,7 +438,7 @@ BAD: list[tuple[Any, str, str]] = [
     (
         NeedsItsOwnData(),
         "replies are what the server expects",
-        "RuntimeError: the server cannot tell how NeedsItsOwnData answers a Down: .*no data",
+        "RuntimeError: the server cannot derive how NeedsItsOwnData replies to a Down: .*no data",
     ),
     (CountsGlobally(), "calls can be repeated", "begin of client .* when it is called again"),
     (RemembersClients(), "calls can be repeated", "when (it is called again|all is done again)"),

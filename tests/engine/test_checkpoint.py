@@ -13,8 +13,8 @@ import pytest
 
 from gossamer import FedAvg, Options, Summary, run
 from gossamer.accounting import Cost
-from gossamer.engine import Stop, checkpoint, events
-from gossamer.engine.checkpoint import Progress, newest, ready, save, write_atomically
+from gossamer.engine import Run, Stop, checkpoint, events, start
+from gossamer.engine.checkpoint import Checkpoint, Progress, newest, ready, save, write_atomically
 from helpers import Toy, fedavg, lines, normed
 
 STATEFUL = replace(fedavg(), buffers="local")
@@ -25,7 +25,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     progress = Progress(
         7, Cost(1, 2, 3, 4, 5, 6), 0.25, {"global": 0.1 + 0.2, "personal_mean": None}, 1.5
     )
-    save(tmp_path, progress, b"server", 123, "run")
+    save(tmp_path, Checkpoint(progress, b"server", 123, 0, "run"))
     found = newest(tmp_path)
     assert found is not None
     assert (found.progress, found.server, found.events) == (progress, b"server", 123)
@@ -38,7 +38,7 @@ def test_there_is_no_newest_in_an_empty_or_absent_folder(tmp_path: Path) -> None
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    kept = [save(tmp_path, Progress(round), b"x", 0, "run") for round in range(4)]
+    kept = [save(tmp_path, Checkpoint(Progress(round), b"x", 0, 0, "run")) for round in range(4)]
     assert kept == [[0], [0, 1], [1, 2], [2, 3]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000003"]
 
@@ -48,7 +48,7 @@ def test_dropping_a_checkpoint_leaves_the_client_states_beside_it(tmp_path: Path
     state.parent.mkdir(parents=True)
     state.write_bytes(b"kept")
     for round in range(3):
-        save(tmp_path, Progress(round), b"x", 0, "run")
+        save(tmp_path, Checkpoint(Progress(round), b"x", 0, 0, "run"))
     assert [path.name for path in (tmp_path / "000000").rglob("*")] == ["local", "3.bin"]
 
 
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     for round in (1, 2):
-        save(tmp_path, Progress(round), b"server of round %d" % round, round, "run")
+        save(tmp_path, Checkpoint(Progress(round), b"server of round %d" % round, round, 0, "run"))
     path = tmp_path / "000002" / name
     data = path.read_bytes()
     match damage:
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_not_skipped(tmp_path: Path) -> None:
-    save(tmp_path, Progress(1), b"x", 0, "run")
+    save(tmp_path, Checkpoint(Progress(1), b"x", 0, 0, "run"))
     meta = tmp_path / "000001/meta.json"
     meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(ValueError, match="version 2 of the checkpoint format"):
@@ -152,13 +152,15 @@ def stopped_after(round: int, out: Path, options: Options = EVERY, rounds: int =
         def close(self) -> None:
             pass
 
-    return run(
-        STATEFUL, normed(), Toy(), rounds=rounds, out=out, options=options, sinks=[At()], stop=stop
+    return start(
+        Run(STATEFUL, normed(), Toy(), rounds=rounds, out=out, options=options),
+        sinks=[At()],
+        stop=stop,
     )
 
 
 def resumed(out: Path, method: FedAvg = STATEFUL, rounds: int = 6) -> Summary:
-    return run(method, normed(), Toy(), rounds=rounds, out=out, options=EVERY, resume=True)
+    return start(Run(method, normed(), Toy(), rounds=rounds, out=out, options=EVERY), resume=True)
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +250,13 @@ def test_a_run_whose_client_states_are_gone_is_not_resumed(tmp_path: Path) -> No
     run(method, normed(), Toy(), rounds=2, out=tmp_path)
     next((tmp_path / "rounds").glob("*/local/*.bin")).unlink()
     with pytest.raises(ValueError, match="clients had a state, but"):
-        run(method, normed(), Toy(), rounds=2, out=tmp_path, resume=True)
+        start(Run(method, normed(), Toy(), rounds=2, out=tmp_path), resume=True)
 
 
 def test_a_stray_file_among_the_rounds_does_no_harm(tmp_path: Path) -> None:
     first = run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path)
     (tmp_path / "rounds/000099").write_text("not a folder")
-    again = run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, resume=True)
+    again = start(Run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path), resume=True)
     assert again.state_hash == first.state_hash
 
 
@@ -262,7 +264,9 @@ def test_a_run_that_goes_on_is_not_run_by_another_process(tmp_path: Path) -> Non
     pytest.importorskip("fcntl", reason="the system has no such locks")
 
     def go(resume: bool) -> Summary:
-        return run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, options=EVERY, resume=resume)
+        return start(
+            Run(fedavg(), normed(), Toy(), rounds=2, out=tmp_path, options=EVERY), resume=resume
+        )
 
     first = go(resume=False)
     log = lines(tmp_path / "events.jsonl")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
+from gossamer.engine import Run
 from gossamer.engine.evaluate import (
     BINS,
     CHUNK,
@@ -51,7 +52,9 @@ def test_the_global_figures_are_means_over_the_servers_test_set(
 ) -> None:
     task, federation = linear(), Toy(test=2 * CHUNK + 7)
     params = task.init(Key(1))
-    evaluate = Evaluator(METHOD, federation, workers, Options(personal=False))
+    evaluate = Evaluator(
+        Run(METHOD, task, federation, rounds=10, options=Options(personal=False)), workers
+    )
     store = Store(tmp_path, record_types(METHOD))
     found = evaluate(server_ctx(task, 4), Server(params), store)
     test = federation.test
@@ -70,7 +73,7 @@ def test_the_personal_figures_count_every_client_the_same(
     task = linear()
     federation = Toy(pool=23, test=100, own_test=7, rows=rows)
     params = task.init(Key(1))
-    evaluate = Evaluator(METHOD, federation, workers, Options())
+    evaluate = Evaluator(Run(METHOD, task, federation, rounds=10, options=Options()), workers)
     store = Store(tmp_path, record_types(METHOD))
     found = evaluate(server_ctx(task), Server(params), store)
     each = [right(params, federation.client(id).test).mean().item() for id in range(23)]
@@ -123,7 +126,9 @@ class Gaps(Toy):
 def test_clients_without_test_data_are_left_out(
     workers: Workers, tmp_path: Path, rows: bool
 ) -> None:
-    evaluate = Evaluator(METHOD, Gaps(rows=rows), workers, Options())
+    evaluate = Evaluator(
+        Run(METHOD, linear(), Gaps(rows=rows), rounds=10, options=Options()), workers
+    )
     found = evaluate(
         server_ctx(linear()),
         Server(linear().init(Key(1))),
@@ -135,7 +140,7 @@ def test_clients_without_test_data_are_left_out(
 def test_without_a_server_test_set_only_clients_are_tested(
     workers: Workers, tmp_path: Path
 ) -> None:
-    evaluate = Evaluator(METHOD, Toy(test=0), workers, Options())
+    evaluate = Evaluator(Run(METHOD, linear(), Toy(test=0), rounds=10, options=Options()), workers)
     found = evaluate(
         server_ctx(linear()),
         Server(linear().init(Key(1))),
@@ -245,14 +250,16 @@ def test_the_personal_density_counts_every_client(
     method, federation = Alone(), Gaps(rows=rows)
     store = Store(tmp_path, record_types(method))
     state = Server(task.init(Key(1)))
-    evaluate = Evaluator(method, federation, workers, Options())
+    evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     assert evaluate(server_ctx(task), state, store).personal_density is None
     store.put(1, 1, dump(Kept(halved(task, Key(2)))))
     store.put(2, 1, dump(Kept(task.init(Key(3)))))
     found = evaluate(server_ctx(task), state, store)
     assert found.personal_density == pytest.approx((5 + 1 / 3) / 6)
     assert evaluate(server_ctx(task), state, store) == found
-    without = Evaluator(method, federation, workers, Options(personal=False))
+    without = Evaluator(
+        Run(method, task, federation, rounds=10, options=Options(personal=False)), workers
+    )
     assert without(server_ctx(task), state, store).personal_density is None
 
 
@@ -266,9 +273,9 @@ def test_without_the_global_model_personal_figures_are_the_same(
     store.put(1, 1, dump(Kept(task.init(Key(2)))))
     state = Server(task.init(Key(1)))
     whole, part = (
-        Evaluator(method, federation, workers, Options(global_model=wanted))(
-            server_ctx(task), state, store
-        )
+        Evaluator(
+            Run(method, task, federation, rounds=10, options=Options(global_model=wanted)), workers
+        )(server_ctx(task), state, store)
         for wanted in (True, False)
     )
     assert whole.global_accuracy is not None

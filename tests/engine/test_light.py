@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from gossamer import Batch, Ctx, FedAvg, Options, run
-from gossamer.engine import transport
-from gossamer.engine.transport import AGAIN, Pace
+from gossamer.engine import workers as threads
+from gossamer.engine.workers import AGAIN, Pace
 from gossamer.methods.parts.dense_model import Work
 from helpers import Toy, normed
 
@@ -29,22 +29,22 @@ class Seen(FedAvg):
 def train(light: float, workers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[bool]]:
     """The hash of a run, and for each round whether its clients trained in this thread."""
     SEEN.clear()
-    monkeypatch.setattr(transport, "LIGHT", light)
+    monkeypatch.setattr(threads, "LIGHT", light)
     done = run(Seen(clients=4), normed(), Toy(), rounds=3, options=Options(workers=workers))
     return done.state_hash, [SEEN[number] == {HERE} for number in (1, 2, 3)]
 
 
 def test_only_light_clients_are_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, where = train(0.0, 3, monkeypatch)
+    threaded, where = train(0.0, 3, monkeypatch)
     assert where == [False, False, False]
     light, where = train(60.0, 3, monkeypatch)
     assert where == [False, False, True]
-    assert light == threads == train(60.0, 1, monkeypatch)[0]
+    assert light == threaded == train(60.0, 1, monkeypatch)[0]
 
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(transport, "LIGHT", 1.0)
+    monkeypatch.setattr(threads, "LIGHT", 1.0)
     return 0.5
 
 

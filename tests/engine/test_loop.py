@@ -26,8 +26,9 @@ from gossamer import (
     run,
 )
 from gossamer.core import Params
-from gossamer.engine import ClientError, Stop, events, replay
-from gossamer.engine.workers import Workers, one_torch_thread
+from gossamer.engine import ClientError, Run, Stop, events, replay, start
+from gossamer.engine.processor import one_torch_thread
+from gossamer.engine.workers import Workers
 from gossamer.fields import option
 from gossamer.methods.fedavg import Server
 from gossamer.methods.parts.dense_model import Down, Local, Up, Work
@@ -142,7 +143,7 @@ def test_a_run_without_a_folder_leaves_none(
 
 
 def test_the_figures_of_a_run_add_up() -> None:
-    summary = run(fedavg(), mlp(), Toy(), rounds=3, name="mine")
+    summary = start(Run(fedavg(), mlp(), Toy(), rounds=3, name="mine"))
     figures = summary.figures()
     assert figures["method"] == "mine" and figures["rounds"] == 3
     assert figures["bits"]["paper_up"] == figures["bits"]["paper_down"] == 9 * 75 * 32
@@ -222,20 +223,20 @@ def test_requests_are_counted() -> None:
 
 def test_one_request_finishes_the_round_and_saves(tmp_path: Path) -> None:
     stop = Stop()
-    summary = run(
-        STATEFUL, normed(), Toy(), rounds=9, out=tmp_path, sinks=[StopsAt(stop, 2)], stop=stop
+    summary = start(
+        Run(STATEFUL, normed(), Toy(), rounds=9, out=tmp_path), sinks=[StopsAt(stop, 2)], stop=stop
     )
     assert summary.interrupted and summary.rounds == 2
     found = events.read(tmp_path / "events.jsonl")
     assert [event["event"] for event in found][-2:] == ["round-finished", "evaluated"]
     assert (tmp_path / "rounds/000002/meta.json").exists()
-    two = run(STATEFUL, normed(), Toy(), rounds=9, out=tmp_path, resume=True)
+    two = start(Run(STATEFUL, normed(), Toy(), rounds=9, out=tmp_path), resume=True)
     assert two.state_hash == run(STATEFUL, normed(), Toy(), rounds=9).state_hash
 
 
 def test_a_request_in_the_last_round_is_no_interruption() -> None:
     stop = Stop()
-    summary = run(fedavg(), mlp(), Toy(), rounds=2, sinks=[StopsAt(stop, 2)], stop=stop)
+    summary = start(Run(fedavg(), mlp(), Toy(), rounds=2), sinks=[StopsAt(stop, 2)], stop=stop)
     assert not summary.interrupted and summary.rounds == 2
 
 
@@ -260,21 +261,23 @@ def test_two_requests_abandon_the_round_and_leave_no_trace_of_it(
     REQUESTS[0] = Stop()
     method = Impatient(clients=6, training=Training(batch=8), buffers="local")
     options = Options(workers=workers)
-    summary = run(
-        method, normed(), Toy(), rounds=4, out=tmp_path, options=options, stop=REQUESTS[0]
+    summary = start(
+        Run(method, normed(), Toy(), rounds=4, out=tmp_path, options=options), stop=REQUESTS[0]
     )
     assert summary.interrupted and summary.rounds == 2
     plain = FedAvg(clients=6, training=Training(batch=8), buffers="local")
     assert summary.state_hash == stopped(plain, 2).state_hash
     assert not (tmp_path / "rounds/000003").exists()
     REQUESTS[0] = Stop()
-    again = run(method, normed(), Toy(), rounds=4, out=tmp_path, options=options, resume=True)
+    again = start(
+        Run(method, normed(), Toy(), rounds=4, out=tmp_path, options=options), resume=True
+    )
     assert again.state_hash == run(plain, normed(), Toy(), rounds=4).state_hash
 
 
 def stopped(method: FedAvg, round: int) -> Summary:
     stop = Stop()
-    return run(method, normed(), Toy(), rounds=4, sinks=[StopsAt(stop, round)], stop=stop)
+    return start(Run(method, normed(), Toy(), rounds=4), sinks=[StopsAt(stop, round)], stop=stop)
 
 
 # clients that fail ------------------------------------------------------------------------------
@@ -322,7 +325,9 @@ def test_a_failed_run_is_saved_as_it_was_before_the_round(
         run(method, normed(), Toy(), rounds=3, out=tmp_path, options=options)
     assert not (tmp_path / "rounds/000002").exists()
     monkeypatch.setattr(Fails, "guard", lambda self, ctx, stage: None)  # its author mends it
-    again = run(method, normed(), Toy(), rounds=3, out=tmp_path, options=options, resume=True)
+    again = start(
+        Run(method, normed(), Toy(), rounds=3, out=tmp_path, options=options), resume=True
+    )
     assert again.state_hash == run(method, normed(), Toy(), rounds=3).state_hash
 
 
@@ -464,7 +469,10 @@ def test_one_thread_is_given_back_after_an_error() -> None:
 def test_a_folder_of_another_run_is_not_resumed(tmp_path: Path, change: str) -> None:
     run(fedavg(), mlp(), Toy(), rounds=2, seed=1, out=tmp_path)
     method = replace(fedavg(), weighting="uniform") if change == "settings" else fedavg()
-    name = "other" if change == "method" else None
+    name = "other" if change == "method" else ""
     rounds, seed = 3 if change == "rounds" else 2, 2 if change == "seed" else 1
     with pytest.raises(ValueError, match="is a run of another method"):
-        run(method, mlp(), Toy(), rounds=rounds, seed=seed, out=tmp_path, name=name, resume=True)
+        start(
+            Run(method, mlp(), Toy(), rounds=rounds, key=Key(seed), out=tmp_path, name=name),
+            resume=True,
+        )

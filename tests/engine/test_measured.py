@@ -13,9 +13,9 @@ import torch
 
 from gossamer import Ctx, Exchange, FedAvg, Options, Training, option, run
 from gossamer.core import Masks, Measures, Params
+from gossamer.engine import Run, Stop, start
 from gossamer.engine.events import Clock, Event, Measured, RoundFinished, kind
 from gossamer.engine.measure import measured
-from gossamer.engine.options import Stop
 from gossamer.methods.parts.dense_model import Down, Local, Up
 from helpers import Toy, fedavg, linear, lines, mlp
 
@@ -78,7 +78,7 @@ def test_nothing_to_show_is_no_event() -> None:
 
 
 @dataclass(frozen=True)
-class Server:
+class Shown:
     params: Params
     masks: Masks
 
@@ -89,25 +89,25 @@ class Moving(FedAvg):
 
     share: float = option(0.5, "part of each layer that is shown")
 
-    def init(self, ctx: Ctx) -> Server:  # type: ignore[override]
+    def init(self, ctx: Ctx) -> Shown:  # type: ignore[override]
         return self.cut(ctx, super().init(ctx).params)
 
-    def merge(self, ctx: Ctx, state: Any, exchanges: Iterable[Exchange[Down, Up]]) -> Server:  # type: ignore[override]
+    def merge(self, ctx: Ctx, state: Any, exchanges: Iterable[Exchange[Down, Up]]) -> Shown:  # type: ignore[override]
         return self.cut(ctx, super().merge(ctx, state, exchanges).params)
 
-    def cut(self, ctx: Ctx, params: Params) -> Server:
+    def cut(self, ctx: Ctx, params: Params) -> Shown:
         masks = {}
         for name in ctx.task.layout.prunable:
             size = params[name].abs()
             least = size.flatten().kthvalue(int(size.numel() * (1 - self.share)) + 1).values
             masks[name] = size >= least
-        return Server(params, masks)
+        return Shown(params, masks)
 
     def model(self, ctx: Ctx, state: Any, local: Local | None) -> Params:
         params: Params = state.params
         return params
 
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
+    def measures(self, ctx: Ctx, state: Shown) -> Measures:
         # The round is told too, so that a test sees of which one a context is.
         return Measures(state.masks, {"round": float(ctx.round)})
 
@@ -202,9 +202,9 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path, workers: int) -> None:
         out = tmp_path / str(last)
         listener = Listener(last)
         given: dict[str, Any] = {"rounds": 4, "out": out, "options": options}
-        stopped = run(MOVING, mlp(), Toy(), **given, sinks=[listener], stop=listener.stop)
+        stopped = start(Run(MOVING, mlp(), Toy(), **given), sinks=[listener], stop=listener.stop)
         assert stopped.interrupted and stopped.rounds == last
-        run(MOVING, mlp(), Toy(), **given, resume=True)
+        start(Run(MOVING, mlp(), Toy(), **given), resume=True)
         assert lines(out / "events.jsonl") == lines(tmp_path / "whole" / "events.jsonl")
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks, Params
-from gossamer.engine import outbox
-from gossamer.engine.outbox import Outbox
+from gossamer.engine import conversation
+from gossamer.engine.conversation import Outbox
 from gossamer.wire import Drawn, Mode, Packed, Schema, write
 
 
 @dataclass(frozen=True)
-class Letter:
+class Record:
     params: Params
     rate: float = 0.5
     masks: Masks = field(default_factory=dict)
@@ -35,7 +35,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(record)
         return write(record, *parts, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(outbox, "write", spy)
+    monkeypatch.setattr(conversation, "write", spy)
     return found
 
 
@@ -46,24 +46,24 @@ def weights() -> Tensor:
 def test_the_same_tensors_are_written_once_a_round(written: list[object]) -> None:
     box, tensor, mask = Outbox(Mode(), "field"), weights(), weights() > 2
     packed = Packed({"a": torch.ones(2)}, {"a": (2, 3)})
-    first = box.write(1, Letter({"a": tensor}, masks={"a": mask}, packed=packed))
-    again = box.write(1, Letter({"a": tensor}, masks={"a": mask}, packed=packed))
+    first = box.write(1, Record({"a": tensor}, masks={"a": mask}, packed=packed))
+    again = box.write(1, Record({"a": tensor}, masks={"a": mask}, packed=packed))
     assert again is first and len(written) == 1
-    assert box.write(2, Letter({"a": tensor}, masks={"a": mask}, packed=packed)) is not first
+    assert box.write(2, Record({"a": tensor}, masks={"a": mask}, packed=packed)) is not first
     assert len(written) == 2
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        Letter({"a": weights()}),
-        Letter({"b": weights()}),
-        Letter({"a": weights()}, rate=0.25),
+        Record({"a": weights()}),
+        Record({"b": weights()}),
+        Record({"a": weights()}, rate=0.25),
     ],
 )
-def test_what_differs_is_written_anew(other: Letter, written: list[object]) -> None:
+def test_what_differs_is_written_anew(other: Record, written: list[object]) -> None:
     box = Outbox(Mode(), "field")
-    box.write(1, Letter({"a": weights()}))
+    box.write(1, Record({"a": weights()}))
     assert box.write(1, other).data == write(other).data
     assert len(written) == 2
 
@@ -71,9 +71,9 @@ def test_what_differs_is_written_anew(other: Letter, written: list[object]) -> N
 def test_a_name_or_a_sign_alone_makes_another_message(written: list[object]) -> None:
     box, tensor = Outbox(Mode(), "field"), weights()
     records = [
-        Letter({"a": tensor}, rate=0.0),
-        Letter({"a": tensor}, rate=-0.0),
-        Letter({"b": tensor}, rate=0.0),
+        Record({"a": tensor}, rate=0.0),
+        Record({"a": tensor}, rate=-0.0),
+        Record({"b": tensor}, rate=0.0),
     ]
     for record in records:
         assert box.write(1, record).data == write(record).data
@@ -82,17 +82,17 @@ def test_a_name_or_a_sign_alone_makes_another_message(written: list[object]) -> 
 
 def test_a_tensor_that_was_changed_in_place_is_written_anew(written: list[object]) -> None:
     box, tensor = Outbox(Mode(), "field"), weights()
-    first = box.write(1, Letter({"a": tensor}))
+    first = box.write(1, Record({"a": tensor}))
     tensor.add_(1)
-    assert box.write(1, Letter({"a": tensor})).data == write(Letter({"a": tensor})).data
-    assert first.data != write(Letter({"a": tensor})).data and len(written) == 2
+    assert box.write(1, Record({"a": tensor})).data == write(Record({"a": tensor})).data
+    assert first.data != write(Record({"a": tensor})).data and len(written) == 2
 
 
 def test_what_cannot_be_told_from_outside_is_always_written(written: list[object]) -> None:
     with torch.inference_mode():
         fleeting = weights()
     drawn = Drawn(7, {"a": 2}, {"a": (2, 3)})
-    for record in (Letter({"a": fleeting}), Letter({}, drawn=drawn)):
+    for record in (Record({"a": fleeting}), Record({}, drawn=drawn)):
         box = Outbox(Mode(), "field")
         assert box.write(1, record).data == box.write(1, record).data == write(record).data
     assert len(written) == 4
@@ -100,16 +100,16 @@ def test_what_cannot_be_told_from_outside_is_always_written(written: list[object
 
 def test_two_messages_of_a_round_are_remembered(written: list[object]) -> None:
     box, tensor = Outbox(Mode(), "field"), weights()
-    records = [Letter({"a": tensor}, rate=rate) for rate in (1.0, 2.0)]
+    records = [Record({"a": tensor}, rate=rate) for rate in (1.0, 2.0)]
     for record in records * 3:
         box.write(1, record)
     assert written == records
 
 
 def test_records_of_one_form_share_a_schema() -> None:
-    one, other = (Schema.of(Letter({"a": weights() * scale})) for scale in (1, 2))
+    one, other = (Schema.of(Record({"a": weights() * scale})) for scale in (1, 2))
     assert one is other
-    assert Schema.of(Letter({"b": weights()})) != one
+    assert Schema.of(Record({"b": weights()})) != one
 
 
 def test_a_schema_travels_without_its_hash() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
+from gossamer.engine import Run
 from gossamer.engine.evaluate import Evaluator, mark
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
@@ -66,7 +67,7 @@ def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -
     task, federation = Task.of(Counted(), torch.zeros(2, 5)), Toy(rows=True)
     method = replace(METHOD, buffers="local")
     ctx, workers = server_ctx(task), Workers(task, 1)
-    evaluate = Evaluator(method, federation, workers, Options())
+    evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     store = Store(tmp_path, record_types(method))
     state, other = Server(task.init(Key(1))), Server(task.init(Key(2)))
 
@@ -88,7 +89,7 @@ def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -
     # After a round in which all models changed, none is digested: one that stays is run once more.
     assert passes(evaluate, ctx, state, store) == [17, 16]
     assert passes(evaluate, ctx, state, store) == []
-    fresh = Evaluator(method, federation, workers, Options())
+    fresh = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     assert evaluate(ctx, state, store) == fresh(ctx, state, store)
 
 
@@ -98,7 +99,7 @@ def test_a_model_that_changed_where_no_glance_falls_is_evaluated_again(tmp_path:
     task, federation = Task.of(module, torch.zeros(2, 5)), Toy(rows=True)
     method = replace(METHOD, buffers="local")
     ctx, workers = server_ctx(task), Workers(task, 1)
-    evaluate = Evaluator(method, federation, workers, Options())
+    evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     store = Store(tmp_path, record_types(method))
     store.put(0, 1, dump(Local(task.buffers())))
     params = task.init(Key(1))
@@ -106,7 +107,7 @@ def test_a_model_that_changed_where_no_glance_falls_is_evaluated_again(tmp_path:
     changed[federation.test.y[0], 1] = 1e9  # the second number of a row of twenty
     first = evaluate(ctx, Server(params), store)
     second = evaluate(ctx, Server({**params, "2.weight": changed}), store)
-    fresh = Evaluator(method, federation, workers, Options())
+    fresh = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     assert second == fresh(ctx, Server({**params, "2.weight": changed}), store)
     assert second.personal_mean != first.personal_mean
 
@@ -120,7 +121,9 @@ def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> N
     store = Store(tmp_path, record_types(method))
     local = Local({"1.running_mean": torch.arange(8.0) - 4, "1.running_var": torch.full((8,), 0.1)})
     store.put(2, 1, dump(local))
-    found = Evaluator(method, federation, workers, Options())(ctx, state, store)
+    found = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)(
+        ctx, state, store
+    )
     each = []
     for id in range(6):
         model = method.model(ctx, state, local if id == 2 else None)
@@ -155,7 +158,7 @@ def test_a_client_that_keeps_something_may_still_have_the_global_model(
     task, method, federation = linear(), Remembers(), Toy(rows=rows)
     store = Store(tmp_path, record_types(method))
     state = Server(task.init(Key(1)))
-    evaluate = Evaluator(method, federation, workers, Options())
+    evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
     nobody = evaluate(server_ctx(task), state, store)
     for client in (0, 3, 5):
         store.put(client, 1, dump(Notes({})))
@@ -173,7 +176,9 @@ def test_the_global_model_of_a_client_that_keeps_something_is_not_run_again(tmp_
     method, ctx = Remembers(), server_ctx(task)
     store = Store(tmp_path, record_types(method))
     state = Server(task.init(Key(1)))
-    evaluate = Evaluator(method, federation, Workers(task, 1), Options())
+    evaluate = Evaluator(
+        Run(method, task, federation, rounds=10, options=Options()), Workers(task, 1)
+    )
     for client in range(6):
         store.put(client, 1, dump(Notes({})))
     assert passes(evaluate, ctx, state, store) == []
@@ -197,7 +202,9 @@ def test_some_clients_may_have_models_of_their_own_and_others_the_global_one(
         store.put(client, 1, dump(Notes(own)))
     for client in (2, 3):
         store.put(client, 1, dump(Notes({})))
-    found = Evaluator(method, federation, workers, Options())(server_ctx(task), state, store)
+    found = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)(
+        server_ctx(task), state, store
+    )
     assert found.personal_density == pytest.approx((2 * 1 + 4 * 1 / 3) / 6)
     each = []
     for id in range(6):
@@ -227,7 +234,7 @@ def test_an_ensemble_of_a_client_that_keeps_something_counts_as_its_own(
 ) -> None:
     task, method = linear(), RemembersMixed()
     store = Store(tmp_path, record_types(method))
-    evaluate = Evaluator(method, Toy(), workers, Options())
+    evaluate = Evaluator(Run(method, task, Toy(), rounds=10, options=Options()), workers)
     state = Server(task.init(Key(1)))
     assert evaluate(server_ctx(task), state, store).personal_density is None
     store.put(2, 1, dump(Notes({})))

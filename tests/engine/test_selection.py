@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gossamer import Data, FedAvg, Key, Options, Summary, run
+from gossamer.engine import Run, start
 from gossamer.engine.checkpoint import Unusable
 from gossamer.engine.evaluate import MEMORY, Evaluator, mark
 from gossamer.engine.events import Evaluated, read
@@ -146,7 +147,7 @@ def test_the_validation_figure_is_the_mean_over_clients_that_hold_data_back(
     store = Store(tmp_path, record_types(method))
     store.put(4, 1, dump(local))
     ctx = server_ctx(task)
-    evaluate = Evaluator(method, federation, workers, VALID)
+    evaluate = Evaluator(Run(method, task, federation, rounds=10, options=VALID), workers)
     found = evaluate(ctx, state, store)
     each = [
         mark(
@@ -160,7 +161,9 @@ def test_the_validation_figure_is_the_mean_over_clients_that_hold_data_back(
     assert evaluate(ctx, state, store) == found
     # Gathered again only where there is no room; client 4's model has not changed at all.
     assert sorted(set(federation.asked)) == ([] if memory else [0, 1, 2, 3, 5])
-    plain = Evaluator(method, federation, workers, Options())(ctx, state, store)
+    plain = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)(
+        ctx, state, store
+    )
     assert plain.valid_mean is None
     assert replace(found, valid_mean=None) == plain
 
@@ -191,7 +194,9 @@ def test_the_data_that_choose_a_round_change_nothing_else(tmp_path: Path) -> Non
 
 
 def go_on(out: Path, options: Options, resume: bool = True, rounds: int = 4) -> Summary:
-    return run(fedavg(), mlp(), Holding(), rounds=rounds, out=out, options=options, resume=resume)
+    return start(
+        Run(fedavg(), mlp(), Holding(), rounds=rounds, out=out, options=options), resume=resume
+    )
 
 
 def test_a_run_is_not_resumed_with_other_data_to_choose_by(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from torch import Tensor, nn
 
 from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Task, Training, run
-from gossamer.engine import statistics
+from gossamer.engine import Run, statistics
 from gossamer.engine.evaluate import Evaluator, Model, mark
 from gossamer.engine.statistics import BATCH, Calibration, calibrated, evenly, joined
 from gossamer.engine.store import Store
@@ -253,8 +253,12 @@ def test_a_static_method_is_tested_with_the_statistics_of_training_data(
     task, federation = normed(), Toy(rows=rows, test=300)
     state = Server({**task.init(Key(1)), "1.running_mean": torch.full((8,), 3.0)})
     ctx, workers = server_ctx(task), Workers(task, count)
-    plain = Evaluator(RUNNING, federation, workers, Options())(ctx, state, store)
-    found = Evaluator(STATIC, federation, workers, Options())(ctx, state, store)
+    plain = Evaluator(Run(RUNNING, task, federation, rounds=10, options=Options()), workers)(
+        ctx, state, store
+    )
+    found = Evaluator(Run(STATIC, task, federation, rounds=10, options=Options()), workers)(
+        ctx, state, store
+    )
     everything = torch.cat([federation.client(id).train.x for id in range(6)])
     model = calibrated(task, state.params, [everything])
     marks = mark(task, model, federation.test)
@@ -274,7 +278,9 @@ def test_a_personal_model_is_calibrated_on_its_clients_own_data(store: Store) ->
     ctx, state = server_ctx(task), Server(task.init(Key(1)))
     local = Local({name: tensor + 5 for name, tensor in task.buffers().items()})
     store.put(2, 1, dump(local))
-    evaluate = Evaluator(method, federation, Workers(task, 1), Options())
+    evaluate = Evaluator(
+        Run(method, task, federation, rounds=10, options=Options()), Workers(task, 1)
+    )
     found = evaluate(ctx, state, store)
     everything = torch.cat([federation.client(id).train.x for id in range(6)])
 
@@ -293,7 +299,9 @@ def test_a_personal_model_is_calibrated_on_its_clients_own_data(store: Store) ->
 def test_a_client_that_keeps_something_else_has_the_calibrated_global_model(store: Store) -> None:
     task, federation = normed(), Toy()
     ctx, state = server_ctx(task), Server(task.init(Key(1)))
-    evaluate = Evaluator(STATIC, federation, Workers(task, 1), Options())
+    evaluate = Evaluator(
+        Run(STATIC, task, federation, rounds=10, options=Options()), Workers(task, 1)
+    )
     nobody = evaluate(ctx, state, store)
     store.put(2, 1, dump(Local({})))
     assert evaluate(ctx, state, store) == nobody and nobody.personal_density is None

@@ -22,7 +22,7 @@ from gossamer.engine.checkpoint import newest
 from gossamer.engine.events import CONFIG
 from gossamer.engine.store import Store
 from gossamer.flower import certs, commands
-from gossamer.flower.node_state import Shelf
+from gossamer.flower.node_state import NodeState
 from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import set_up
 from gossamer.methods import METHODS
@@ -121,7 +121,7 @@ class Run:
         store.rollback(found.progress.round)
         (name,) = {path.name for path in nodes.glob(f"node-*/{self.setup.name}-*")}
         return {
-            client: Shelf(nodes / f"node-{client % NODES}").get(
+            client: NodeState(nodes / f"node-{client % NODES}").get(
                 name, client, (store.raw(client) or b"").decode()
             )
             for client in store.clients()

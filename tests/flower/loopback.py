@@ -1,51 +1,50 @@
-"""A federation of nodes in this process: letters are packed and opened, faults can be told."""
+"""A federation of nodes in this process: messages are packed and parsed, faults are injected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gossamer import Options, Summary, engine
 from gossamer.conformance.toys import Tiny, plain_task, small
-from gossamer.flower.messages import Letter
-from gossamer.flower.node import Node, Setup
+from gossamer.engine import Run
+from gossamer.flower.carrier import Incoming, Outgoing
+from gossamer.flower.messages import Message
+from gossamer.flower.node import Node
 from gossamer.flower.server import serve
-from gossamer.flower.server_transport import Arrival, Parcel, Patience
+from gossamer.flower.server_transport import Patience
 from gossamer.methods import METHODS
 from gossamer.wire import PLAIN, Mode
 from helpers import lines
 
-Fault = Callable[[Parcel, Letter | None], Letter | str | None]
+Fault = Callable[[Outgoing, Message | None], Message | str | None]
 """Before a node answers it is given None, after it the answer; text is an error, None silence."""
 
 TASK = plain_task()
 NODES = 4
 
 
-def set_up(name: str, rounds: int = 3, mode: Mode = PLAIN, **options: Any) -> Setup:
-    return Setup(small(METHODS[name]), TASK, Tiny(), rounds, 0, mode, Options(**options), name)
-
-
-def simulated(setup: Setup, out: Path, **how: Any) -> Summary:
-    """The same run in the engine's own threads, unless told how else."""
-    return engine.run(
-        setup.method,
-        setup.task,
-        setup.federation,
-        rounds=setup.rounds,
-        seed=setup.seed,
-        out=out,
-        name=setup.name,
-        options=setup.options,
-        wire=setup.mode,
-        **how,
+def set_up(name: str, rounds: int = 3, mode: Mode = PLAIN, **options: Any) -> Run:
+    return Run(
+        small(METHODS[name]),
+        TASK,
+        Tiny(),
+        rounds=rounds,
+        wire=mode,
+        options=Options(**options),
+        name=name,
     )
 
 
-def node_clients(setup: Setup, index: int, count: int = NODES) -> list[int]:
+def simulated(setup: Run, out: Path, **how: Any) -> Summary:
+    """The same run in the engine's own threads, unless told how else."""
+    return engine.start(replace(setup, out=out), **how)
+
+
+def node_clients(setup: Run, index: int, count: int = NODES) -> list[int]:
     return [client.id for client in setup.federation.pool if client.id % count == index]
 
 
@@ -54,14 +53,14 @@ class Loopback:
     """A carrier whose nodes answer at once, each computing in a thread as a worker does."""
 
     nodes_by_id: dict[int, Node]
-    fault: Fault = lambda parcel, answer: answer if answer is not None else Letter({})
+    fault: Fault = lambda sent, answer: answer if answer is not None else Message({})
     offline: set[int] = field(default_factory=set)
-    sent: list[Parcel] = field(default_factory=list)
-    arrivals: dict[str, Arrival] = field(default_factory=dict)
+    sent: list[Outgoing] = field(default_factory=list)
+    arrivals: dict[str, Incoming] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, setup: Setup, folder: Path, **more: Any) -> Loopback:
+    def of(cls, setup: Run, folder: Path, **more: Any) -> Loopback:
         nodes = {
             100 + index: Node(setup, folder / f"node-{index}", node_clients(setup, index))
             for index in range(NODES)
@@ -74,37 +73,37 @@ class Loopback:
     def names(self) -> dict[int, str]:
         return self.keys
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str]:
+    def send(self, outgoing: Sequence[Outgoing]) -> list[str]:
         names = []
-        for parcel in parcels:
+        for sent in outgoing:
             name = str(len(self.sent))
-            self.sent.append(parcel)
+            self.sent.append(sent)
             names.append(name)
-            self._deliver(name, parcel)
+            self._deliver(name, sent)
         return names
 
-    def collect(self, ids: Sequence[str]) -> list[Arrival]:
+    def collect(self, ids: Sequence[str]) -> list[Incoming]:
         return [self.arrivals.pop(id) for id in ids if id in self.arrivals]
 
-    def _deliver(self, name: str, parcel: Parcel) -> None:
-        found = self.fault(parcel, None)
-        if isinstance(found, Letter):
-            letter = Letter.opened(*parcel.letter.packed())
+    def _deliver(self, name: str, sent: Outgoing) -> None:
+        found = self.fault(sent, None)
+        if isinstance(found, Message):
+            message = Message.parsed(*sent.message.packed())
             with ThreadPoolExecutor(1) as thread:
                 try:
-                    answer = thread.submit(self.nodes_by_id[parcel.node].answer, letter).result()
+                    answer = thread.submit(self.nodes_by_id[sent.node].answer, message).result()
                 except Exception as error:
-                    self.arrivals[name] = Arrival(name, None, f"{type(error).__name__}: {error}")
+                    self.arrivals[name] = Incoming(name, None, f"{type(error).__name__}: {error}")
                     return
-            found = self.fault(parcel, Letter.opened(*answer.packed()))
-        if isinstance(found, Letter):
-            self.arrivals[name] = Arrival(name, found)
+            found = self.fault(sent, Message.parsed(*answer.packed()))
+        if isinstance(found, Message):
+            self.arrivals[name] = Incoming(name, found)
         elif isinstance(found, str):
-            self.arrivals[name] = Arrival(name, None, found)
+            self.arrivals[name] = Incoming(name, None, found)
 
 
 class Clock:
-    """Time that passes only while the post rests."""
+    """Time that passes only while the transport waits."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -117,12 +116,18 @@ class Clock:
 
 
 def served(
-    setup: Setup, carrier: Any, out: Path, stop: engine.Stop | None = None, **patience: Any
+    setup: Run,
+    carrier: Any,
+    out: Path,
+    stop: engine.Stop | None = None,
+    text: str = "",
+    **patience: Any,
 ) -> Summary:
     """A whole run over a carrier, with a clock that needs no waiting."""
     clock = Clock()
     wish = Patience(**{"deadline": 1.0, "gather": 5.0, "poll": 0.25, **patience})
-    return serve(carrier, setup, out, wish, stop=stop, now=clock.now, rest=clock.rest)
+    run = replace(setup, out=out)
+    return serve(carrier, run, wish, text=text, stop=stop, now=clock.now, rest=clock.rest)
 
 
 def log_of(out: Path) -> list[str]:

@@ -17,24 +17,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from gossamer.engine import events
+from gossamer.engine import Run, events
+from gossamer.flower import messages
 from gossamer.flower.apps import (
     SILENCE,
-    Carriage,
-    asked,
+    GridCarrier,
     client_app,
-    enclosed,
+    configured,
+    from_record,
     server_app,
-    unclosed,
+    to_record,
     where,
 )
-from gossamer.flower.messages import Letter, hello
-from gossamer.flower.node import Setup
-from gossamer.flower.server_transport import Parcel, Patience
+from gossamer.flower.carrier import Outgoing
+from gossamer.flower.server_transport import Patience
 from gossamer.wire import WireError
 
 
-def flown(setup: Setup, folder: Path, change: Any = None, **run: Any) -> None:
+def flown(setup: Run, folder: Path, change: Any = None, **run: Any) -> None:
     """A whole run of both apps; everything that a message holds goes through Flower's encoding."""
     app = client_app(lambda: setup, watchdog=False)
     grid = InProcess(app, NODES, folder / "states", *([change] if change else []))
@@ -52,7 +52,7 @@ def test_flower_and_threads_give_equal_states_and_equal_logs(name: str, tmp_path
     assert "state_hash" in log_of(tmp_path / "flown")[-1]
 
 
-def test_messages_that_are_no_letters_cost_one_client_one_round(tmp_path: Path) -> None:
+def test_messages_of_another_kind_cost_one_client_one_round(tmp_path: Path) -> None:
     setup = set_up("fedavg", eval_every=0)
     seen: list[int] = []
 
@@ -75,15 +75,15 @@ def test_messages_that_are_no_letters_cost_one_client_one_round(tmp_path: Path) 
     assert sorted(failed) == [
         "error 2: ValueError: the disk is full",
         "no answer within 0.5 s",
-        "the message holds no letter of Gossamer's",
+        "the record holds no message of Gossamer's",
     ]
     rounds = [event for event in log if event["event"] == "round-finished"]
     assert [len(event["clients"]) for event in rounds] == [4, 1, 4]
 
 
-def test_a_letter_comes_out_of_a_message_as_it_went_in() -> None:
-    letter = Letter({"kind": "train", "round": 3}, bytes(range(256)))
-    assert unclosed(enclosed(letter)) == letter
+def test_a_message_comes_out_of_a_record_as_it_went_in() -> None:
+    message = messages.Message({"kind": "train", "round": 3}, bytes(range(256)))
+    assert from_record(to_record(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_a_letter_comes_out_of_a_message_as_it_went_in() -> None:
 )
 def test_anything_else_in_a_message_is_refused(content: RecordDict) -> None:
     with pytest.raises(WireError):
-        unclosed(content)
+        from_record(content)
 
 
 def test_equal_bodies_are_one_object_to_flower() -> None:
-    one, other = (enclosed(Letter({"client": id}, b"x" * 1000)) for id in (1, 2))
+    one, other = (to_record(messages.Message({"client": id}, b"x" * 1000)) for id in (1, 2))
     bodies = {each["gossamer"]["body"].object_id for each in (one, other)}
     assert len(bodies) == 1
 
 
 def test_a_node_must_say_which_clients_it_has_and_where_it_keeps_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not know its clients"):
+    with pytest.raises(ValueError, match="does not name the node's clients"):
         where({}, tmp_path)
     with pytest.raises(ValueError, match="partition-id is 4, but there are 4 partitions"):
         where({"partition-id": 4, "num-partitions": 4}, tmp_path)
@@ -131,10 +131,10 @@ def test_a_node_must_say_which_clients_it_has_and_where_it_keeps_them(tmp_path: 
 
 
 def test_a_run_says_how_patient_its_server_is(tmp_path: Path) -> None:
-    found = asked(Patience(), {"deadline": 5, "min_replies": 2, "out": "x"})
+    found = configured(Patience(), {"deadline": 5, "min_replies": 2, "out": "x"})
     assert (found.deadline, found.min_replies, found.gather) == (5.0, 2, Patience().gather)
     with pytest.raises(ValueError, match="deadline"):
-        asked(Patience(), {"deadline": 0})
+        configured(Patience(), {"deadline": 0})
     context = Context(7, 1, {}, RecordDict(), {})
     with pytest.raises(ValueError, match="name a folder for the run"):
         server_app(lambda: set_up("fedavg"))(None, context)  # type: ignore[arg-type]
@@ -143,9 +143,9 @@ def test_a_run_says_how_patient_its_server_is(tmp_path: Path) -> None:
 def test_heads_are_small(tmp_path: Path) -> None:
     setup = set_up("fedavg", eval_every=0)
     flown(setup, tmp_path)
-    text = (tmp_path / "flown" / "letters.jsonl").read_text()
+    text = (tmp_path / "flown" / "messages.jsonl").read_text()
     tallies = [json.loads(line) for line in text.splitlines()]
-    assert all(tally["head"] / tally["letters"] < 800 for tally in tallies)
+    assert all(tally["head"] / tally["messages"] < 800 for tally in tallies)
 
 
 class Broken(Grid):
@@ -164,12 +164,12 @@ class Broken(Grid):
 
 def test_garbage_of_one_node_costs_the_others_nothing() -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
-    question = Message(enclosed(Letter({"kind": "hello"})), 5, "train")
+    question = Message(to_record(messages.Message({"kind": "register"})), 5, "train")
     question.metadata.__dict__["_message_id"] = "good"
-    answer = Message(enclosed(Letter({"kind": "here"})), reply_to=question)
-    found = Carriage(Broken(answer, "bad")).collect(["good", "bad", "late"])
-    assert [(each.id, each.letter) for each in found] == [
-        ("good", Letter({"kind": "here"})),
+    answer = Message(to_record(messages.Message({"kind": "registered"})), reply_to=question)
+    found = GridCarrier(Broken(answer, "bad")).collect(["good", "bad", "late"])
+    assert [(each.id, each.message) for each in found] == [
+        ("good", messages.Message({"kind": "registered"})),
         ("bad", None),
     ]
     assert found[1].reason.startswith("its answer cannot be read: UnicodeDecodeError")
@@ -177,10 +177,10 @@ def test_garbage_of_one_node_costs_the_others_nothing() -> None:
 
 def test_an_error_without_a_reason_is_one() -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
-    question = Message(enclosed(Letter({"kind": "hello"})), 5, "train")
+    question = Message(to_record(messages.Message({"kind": "register"})), 5, "train")
     question.metadata.__dict__["_message_id"] = "good"
     answer = Message(Error(2, " \n"), reply_to=question)
-    (found,) = Carriage(Broken(answer, "bad")).collect(["good"])
+    (found,) = GridCarrier(Broken(answer, "bad")).collect(["good"])
     assert found.reason == "error 2: no reason was given"
 
 
@@ -205,13 +205,13 @@ class Behind(InProcess):
 def test_a_node_that_is_one_answer_behind_is_sent_one_message_more(tmp_path: Path) -> None:
     setup, time = set_up("fedavg"), [0.0]
     grid = Behind(client_app(lambda: setup, watchdog=False), NODES, tmp_path)
-    carriage = Carriage(grid, lambda: time[0])
+    carriage = GridCarrier(grid, lambda: time[0])
     late, other = min(grid.contexts), max(grid.contexts)
 
     def asked_both() -> list[str]:
-        letters = [hello(60.0 + place) for place in range(2)]
-        nodes = zip((late, other), letters, strict=True)
-        return carriage.send([Parcel(node, "query", each, 0, 60.0) for node, each in nodes])
+        sent = [messages.register(60.0 + place) for place in range(2)]
+        nodes = zip((late, other), sent, strict=True)
+        return carriage.send([Outgoing(node, "query", each, 0, 60.0) for node, each in nodes])
 
     for _ in range(2):
         ids = asked_both()

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from loopback import Fault, Loopback, log_of, served, set_up, simulated
 
+from gossamer.core import Key
 from gossamer.engine import ClientError, events
 from gossamer.flower import messages
-from gossamer.flower.messages import Letter
-from gossamer.flower.node import Node
-from gossamer.flower.registration import Roll
-from gossamer.flower.server_transport import Arrival, Parcel
+from gossamer.flower.carrier import Incoming, Outgoing
+from gossamer.flower.messages import Message
+from gossamer.flower.node import Node, agreement
+from gossamer.flower.registration import Registry
 
 ROUND = 2
 
@@ -24,26 +25,26 @@ def spoiled(change: Any) -> Fault:
     """Client 3, or whoever else has the lowest id, answers something else in the second round."""
     victims: list[int] = []
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Any:
-        if parcel.purpose != "train" or parcel.round != ROUND:
-            return answer or Letter({})
-        client = parcel.letter.head["client"]
+    def fault(sent: Outgoing, answer: Message | None) -> Any:
+        if sent.purpose != "train" or sent.round != ROUND:
+            return answer or Message({})
+        client = sent.message.head["client"]
         victims[:] = victims or [client]
         if client != victims[0]:
-            return answer or Letter({})
+            return answer or Message({})
         return change(answer)
 
     return fault
 
 
-def head(answer: Letter | None, **changes: Any) -> Letter:
-    return Letter({}) if answer is None else replace(answer, head={**answer.head, **changes})
+def head(answer: Message | None, **changes: Any) -> Message:
+    return Message({}) if answer is None else replace(answer, head={**answer.head, **changes})
 
 
-def body(answer: Letter | None, data: bytes) -> Letter:
+def body(answer: Message | None, data: bytes) -> Message:
     """Other bytes, of which the account is right."""
     rows = [["header", 8 * len(data), 0, 0]]
-    return Letter({}) if answer is None else replace(head(answer, rows=rows), body=data)
+    return Message({}) if answer is None else replace(head(answer, rows=rows), body=data)
 
 
 @pytest.mark.parametrize(
@@ -55,25 +56,29 @@ def body(answer: Letter | None, data: bytes) -> Letter:
         (lambda answer: head(answer, run="other"), "network", "the answer is for run other"),
         (lambda answer: head(answer, client=99), "network", "the answer is for client 99"),
         (lambda answer: head(answer, kind="nonsense"), "network", "of no known kind"),
-        (lambda answer: head(answer, kept="../../etc"), "network", "has no fingerprint"),
-        (lambda answer: head(answer, flops=-1), "network", "-1 is no count"),
-        (lambda answer: head(answer, flops=10**400), "network", "is no count"),
-        (lambda answer: head(answer, metrics={"loss": 10**400}), "network", "are no numbers"),
+        (lambda answer: head(answer, kept="../../etc"), "network", "has no valid fingerprint"),
+        (lambda answer: head(answer, flops=-1), "network", "-1 is not a count"),
+        (lambda answer: head(answer, flops=10**400), "network", "is not a count"),
+        (lambda answer: head(answer, metrics={"loss": 10**400}), "network", "are not numbers"),
         (
             lambda answer: head(answer, rows=[["a", 1.5, 0, 0], ["b", 10**400, 0, 0]]),
             "network",
-            "no number of bits",
+            "not a number of bits",
         ),
         (
-            lambda answer: head(answer, kind="broke", stage="step", reason="No\ud800\x1b[2J: x"),
+            lambda answer: head(answer, kind="failed", stage="step", reason="No\ud800\x1b[2J: x"),
             "step",
             "No  [2J: x",
         ),
-        (lambda answer: head(answer, density=2.0), "network", "2.0 is no share"),
-        (lambda answer: head(answer, rows=[["all", 8.0, 0, 0]]), "network", "account is not that"),
-        (lambda answer: head(answer, rows=[["all", -1, 0, 0]]), "network", "no number of bits"),
+        (lambda answer: head(answer, density=2.0), "network", "2.0 is not a fraction"),
         (
-            lambda answer: head(answer, kind="broke", stage="step", reason="Oops: no"),
+            lambda answer: head(answer, rows=[["all", 8.0, 0, 0]]),
+            "network",
+            "account does not match",
+        ),
+        (lambda answer: head(answer, rows=[["all", -1, 0, 0]]), "network", "not a number of bits"),
+        (
+            lambda answer: head(answer, kind="failed", stage="step", reason="Oops: no"),
             "step",
             "Oops",
         ),
@@ -103,11 +108,11 @@ def test_a_round_with_too_few_replies_is_repeated_for_those_that_failed(tmp_path
     simulated(setup, tmp_path / "threads")
     silent = [2]
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
-        if parcel.purpose == "train" and parcel.round == ROUND and silent[0] and answer is None:
+    def fault(sent: Outgoing, answer: Message | None) -> Message | None:
+        if sent.purpose == "train" and sent.round == ROUND and silent[0] and answer is None:
             silent[0] -= 1
             return None
-        return answer or Letter({})
+        return answer or Message({})
 
     loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
     served(setup, loop, tmp_path / "served", min_replies=3)
@@ -137,9 +142,9 @@ def test_a_run_without_enough_replies_is_given_up_and_can_be_resumed(tmp_path: P
     loop = Loopback.of(setup, tmp_path / "nodes")
     mute = [True]
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
-        silent = mute[0] and parcel.purpose == "train" and parcel.round == ROUND
-        return None if silent else answer or Letter({})
+    def fault(sent: Outgoing, answer: Message | None) -> Message | None:
+        silent = mute[0] and sent.purpose == "train" and sent.round == ROUND
+        return None if silent else answer or Message({})
 
     loop.fault = fault
     with pytest.raises(ClientError, match=r"0 of 2 replies after 3 attempts .*--min-replies"):
@@ -153,10 +158,10 @@ def test_a_node_that_goes_away_is_missed_by_name_and_used_when_it_returns(tmp_pa
     setup = set_up("fedavg", rounds=3, eval_every=0)
     loop = Loopback.of(setup, tmp_path / "nodes")
 
-    def leave(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.purpose == "train" and answer is not None:
-            loop.offline = {100} if parcel.round == 1 else set()
-        return answer or Letter({})
+    def leave(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.purpose == "train" and answer is not None:
+            loop.offline = {100} if sent.round == 1 else set()
+        return answer or Message({})
 
     loop.fault = leave
     served(setup, loop, tmp_path / "served", min_replies=0)
@@ -164,7 +169,7 @@ def test_a_node_that_goes_away_is_missed_by_name_and_used_when_it_returns(tmp_pa
     failed = [event for event in log if event["event"] == "client-failed"]
     assert failed and {event["round"] for event in failed} == {ROUND}
     for event in failed:
-        told = f"no node that is connected stands for client {event['client']}"
+        told = f"no connected node hosts client {event['client']}"
         assert event["reason"] == told and event["stage"] == "network"
         assert event["down"] == 0  # nothing was sent
     assert len([e for e in log if e["event"] == "round-finished"][-1]["clients"]) == 4
@@ -176,12 +181,12 @@ def test_a_client_that_moves_to_another_node_is_found_there(tmp_path: Path) -> N
     loop = Loopback.of(setup, tmp_path / "nodes")
     trained: list[int] = []
 
-    def move(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.purpose == "train" and answer is not None:
-            trained.append(parcel.node)
+    def move(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.purpose == "train" and answer is not None:
+            trained.append(sent.node)
             if len(trained) == 4:  # the first round is over
                 loop.nodes_by_id[200] = loop.nodes_by_id.pop(100)
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = move
     served(setup, loop, tmp_path / "served")
@@ -191,35 +196,39 @@ def test_a_client_that_moves_to_another_node_is_found_there(tmp_path: Path) -> N
 
 def test_nobody_takes_a_client_from_a_node_that_is_connected() -> None:
     setup = set_up("fedavg")
-    roll = Roll.of(setup.federation.pool, setup.agreement())
+    registry = Registry.of(setup.federation.pool, agreement(setup))
     for node, clients in ((7, [0, 1]), (5, [1, 2])):
         sizes = {id: setup.federation.pool[id].examples for id in clients}
-        roll.enter(node, Arrival("", messages.here(messages.Here(sizes, setup.agreement()))))
-    assert [roll.node(id, [5, 7]) for id in (0, 1, 2, 3)] == [7, 7, 5, None]
-    assert [roll.node(id, [5]) for id in (0, 1, 2, 3)] == [None, 5, 5, None]
-    assert roll.present([5, 7]) == {0, 1, 2}
-    roll.enter(9, Arrival("", messages.here(messages.Here({3: 1}, setup.agreement()))))
-    assert roll.node(3, [9]) is None
-    assert roll.reason(3) == "node 9 is refused: client 3 has 1 examples, not 20"
+        registry.enter(
+            node, Incoming("", messages.registered(messages.NodeInfo(sizes, agreement(setup))))
+        )
+    assert [registry.node(id, [5, 7]) for id in (0, 1, 2, 3)] == [7, 7, 5, None]
+    assert [registry.node(id, [5]) for id in (0, 1, 2, 3)] == [None, 5, 5, None]
+    assert registry.present([5, 7]) == {0, 1, 2}
+    registry.enter(
+        9, Incoming("", messages.registered(messages.NodeInfo({3: 1}, agreement(setup))))
+    )
+    assert registry.node(3, [9]) is None
+    assert registry.reason(3) == "node 9 is refused: client 3 has 1 examples, not 20"
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
         ("node-1", ""),
-        ("node-2", "its key is that of node-2, which does not have client 1"),
-        ("node-4", "its key is registered as 'node-4', which is none of 4 nodes"),
-        ("", "its key is registered as '', which is none of 4 nodes"),
+        ("node-2", "its key is that of node-2, which does not host client 1"),
+        ("node-4", "its key is registered as 'node-4', which is not one of 4 nodes"),
+        ("", "its key is registered as '', which is not one of 4 nodes"),
     ],
 )
-def test_a_key_stands_for_its_own_clients_and_no_others(key: str, reason: str) -> None:
+def test_a_key_hosts_its_own_clients_and_no_others(key: str, reason: str) -> None:
     setup = set_up("fedavg")
-    roll = Roll.of(setup.federation.pool, setup.agreement())
+    registry = Registry.of(setup.federation.pool, agreement(setup))
     sizes = {id: setup.federation.pool[id].examples for id in (1, 5)}
-    answer = Arrival("", messages.here(messages.Here(sizes, setup.agreement())))
-    roll.enter(7, answer, key, 4)
-    assert roll.present([7]) == (set() if reason else {1, 5})
-    assert reason in roll.reason(1)
+    answer = Incoming("", messages.registered(messages.NodeInfo(sizes, agreement(setup))))
+    registry.enter(7, answer, key, 4)
+    assert registry.present([7]) == (set() if reason else {1, 5})
+    assert reason in registry.reason(1)
 
 
 def test_keys_are_looked_up_when_the_roll_is_called(tmp_path: Path) -> None:
@@ -234,7 +243,10 @@ def test_keys_are_looked_up_when_the_roll_is_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "reason"),
-    [({"rounds": 9}, "are not the server's"), ({"name": "fedprox"}, "are not the server's")],
+    [
+        ({"rounds": 9}, "differ from the server's"),
+        ({"name": "fedprox"}, "differ from the server's"),
+    ],
 )
 def test_a_node_with_other_settings_is_refused_and_the_reason_is_told(
     other: dict[str, Any], reason: str, tmp_path: Path
@@ -255,10 +267,10 @@ def test_a_node_with_other_settings_is_refused_and_the_reason_is_told(
 def test_who_cannot_be_evaluated_is_left_out_of_the_figures(tmp_path: Path) -> None:
     setup = set_up("spafl", rounds=2)
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Any:
-        if parcel.purpose == "evaluate" and parcel.node == 101:
-            return None if answer is None else Letter({"kind": "measured", "figures": [[1, [7]]]})
-        return answer or Letter({})
+    def fault(sent: Outgoing, answer: Message | None) -> Any:
+        if sent.purpose == "evaluate" and sent.node == 101:
+            return None if answer is None else Message({"kind": "measured", "figures": [[1, [7]]]})
+        return answer or Message({})
 
     loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
     served(setup, loop, tmp_path / "served")
@@ -270,8 +282,8 @@ def test_who_cannot_be_evaluated_is_left_out_of_the_figures(tmp_path: Path) -> N
 def test_a_node_that_is_silent_at_the_roll_call_costs_nobody_else_the_round(tmp_path: Path) -> None:
     setup = set_up("fedavg", rounds=3, eval_every=0)
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Letter | None:
-        return None if parcel.node == 103 else answer or Letter({})
+    def fault(sent: Outgoing, answer: Message | None) -> Message | None:
+        return None if sent.node == 103 else answer or Message({})
 
     loop = Loopback.of(setup, tmp_path / "nodes", fault=fault)
     served(setup, loop, tmp_path / "served", min_present=3, min_replies=0)
@@ -285,26 +297,26 @@ def test_a_node_that_was_refused_and_started_anew_takes_part(tmp_path: Path) -> 
     setup = set_up("fedavg", rounds=3, eval_every=0)
     loop = Loopback.of(setup, tmp_path / "nodes")
     right, asked = loop.nodes_by_id[103], [0]
-    loop.nodes_by_id[103] = Node(replace(setup, seed=1), tmp_path / "wrong", [3])
+    loop.nodes_by_id[103] = Node(replace(setup, key=Key(1)), tmp_path / "wrong", [3])
 
-    def fault(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.node == 103 and answer is None:
+    def fault(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.node == 103 and answer is None:
             asked[0] += 1
             if asked[0] == 2:
                 loop.nodes_by_id[103] = right
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = fault
     served(setup, loop, tmp_path / "served", gather=100.0)
     log = events.read(tmp_path / "served" / "events.jsonl")
     assert not [event for event in log if event["event"] == "client-failed"]
-    calls = [parcel for parcel in loop.sent if parcel.node == 103 and parcel.purpose == "query"]
+    calls = [sent for sent in loop.sent if sent.node == 103 and sent.purpose == "query"]
     assert len(calls) == 2  # and not at every look at the post
 
 
-def test_letters_say_how_long_an_answer_is_of_any_use(tmp_path: Path) -> None:
+def test_messages_say_how_long_an_answer_is_of_use(tmp_path: Path) -> None:
     setup = set_up("spafl", rounds=2)
     loop = Loopback.of(setup, tmp_path / "nodes")
     served(setup, loop, tmp_path / "served")
-    assert {parcel.purpose for parcel in loop.sent} == {"query", "train", "evaluate"}
-    assert all(0 < parcel.letter.head["seconds"] <= parcel.seconds for parcel in loop.sent)
+    assert {sent.purpose for sent in loop.sent} == {"query", "train", "evaluate"}
+    assert all(0 < sent.message.head["seconds"] <= sent.seconds for sent in loop.sent)

@@ -16,10 +16,10 @@ from gossamer import export
 from gossamer.cli import main
 from gossamer.config import read
 from gossamer.engine import Stop, events
-from gossamer.flower.messages import Letter
+from gossamer.flower.carrier import Outgoing
+from gossamer.flower.messages import Message
 from gossamer.flower.node import Node
 from gossamer.flower.server import set_up as from_config
-from gossamer.flower.server_transport import Parcel
 from gossamer.methods import METHODS
 from gossamer.report import read_run
 from gossamer.wire import HEADER, Mode
@@ -55,36 +55,36 @@ def test_a_schema_goes_along_once_to_each_node_and_again_when_it_asks(tmp_path: 
     setup = set_up("fedavg", rounds=4, eval_every=0)
     loop = Loopback.of(setup, tmp_path / "nodes")
 
-    def forget(parcel: Parcel, answer: Letter | None) -> Letter:
-        if answer is None and parcel.round == 3:
+    def forget(sent: Outgoing, answer: Message | None) -> Message:
+        if answer is None and sent.round == 3:
             shutil.rmtree(tmp_path / "nodes", ignore_errors=True)
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = forget
     served(setup, loop, tmp_path / "served")
-    trained = [parcel for parcel in loop.sent if parcel.purpose == "train"]
+    trained = [sent for sent in loop.sent if sent.purpose == "train"]
     for node in loop.nodes():
-        mine = [parcel for parcel in trained if parcel.node == node and parcel.round < 3]
-        assert ["schema" in parcel.letter.head for parcel in mine] == [True] * sum(
-            parcel.round == mine[0].round for parcel in mine
-        ) + [False] * sum(parcel.round != mine[0].round for parcel in mine)
-    again = [parcel for parcel in trained if parcel.round == 3]
-    assert sum("schema" in parcel.letter.head for parcel in again) >= 4
+        mine = [sent for sent in trained if sent.node == node and sent.round < 3]
+        assert ["schema" in sent.message.head for sent in mine] == [True] * sum(
+            sent.round == mine[0].round for sent in mine
+        ) + [False] * sum(sent.round != mine[0].round for sent in mine)
+    again = [sent for sent in trained if sent.round == 3]
+    assert sum("schema" in sent.message.head for sent in again) >= 4
     assert len(again) > 4  # they asked
     failed = [event for event in log_of(tmp_path / "served") if "client-failed" in event]
     assert not failed
 
 
-def test_letters_are_tallied_beside_the_log_and_bodies_are_what_the_ledger_has(
+def test_messages_are_counted_beside_the_log_and_bodies_are_what_the_ledger_has(
     tmp_path: Path,
 ) -> None:
     setup = set_up("fedavg", rounds=2, personal=False)
     summary = served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
-    text = (tmp_path / "served" / "letters.jsonl").read_text()
+    text = (tmp_path / "served" / "messages.jsonl").read_text()
     tallies = [json.loads(line) for line in text.splitlines()]
     assert [tally["round"] for tally in tallies] == [1, 2]
     assert 8 * sum(tally["body"] for tally in tallies) == summary.cost.up + summary.cost.down
-    assert all(tally["letters"] == 8 and tally["head"] > 0 for tally in tallies)
+    assert all(tally["messages"] == 8 and tally["head"] > 0 for tally in tallies)
 
 
 # a server that dies ------------------------------------------------------------------------------
@@ -100,12 +100,12 @@ def test_a_server_that_dies_in_a_round_goes_on_with_clients_that_lived_on(tmp_pa
     loop = Loopback.of(setup, tmp_path / "nodes")
     seen: list[int] = []
 
-    def die(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.purpose == "train" and answer is not None:
-            seen.append(parcel.round)
+    def die(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.purpose == "train" and answer is not None:
+            seen.append(sent.round)
             if seen.count(3) == 4:  # all have trained, and keep what the server never hears of
                 raise Dies
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = die
     with pytest.raises(Dies):
@@ -121,10 +121,10 @@ def test_a_server_that_is_stopped_resumes_to_the_same_log(tmp_path: Path) -> Non
     simulated(setup, tmp_path / "threads")
     loop, stop = Loopback.of(setup, tmp_path / "nodes"), Stop()
 
-    def ask(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.round == 2 and not stop.after_round():
+    def ask(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.round == 2 and not stop.after_round():
             stop.request()
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = ask
     assert served(setup, loop, tmp_path / "served", stop).interrupted
@@ -141,14 +141,14 @@ def test_a_client_restarted_from_nothing_is_given_what_it_lacks(name: str, tmp_p
     loop = Loopback.of(setup, tmp_path / "nodes")
     lost: list[int] = []
 
-    def lose(parcel: Parcel, answer: Letter | None) -> Letter:
-        if parcel.round == 4 and not lost:
-            lost.append(parcel.node)
+    def lose(sent: Outgoing, answer: Message | None) -> Message:
+        if sent.round == 4 and not lost:
+            lost.append(sent.node)
             for node in loop.nodes():
                 folder = tmp_path / "new" / str(node)
                 clients = node_clients(setup, node - 100)
                 loop.nodes_by_id[node] = Node(setup, folder, clients)
-        return answer or Letter({})
+        return answer or Message({})
 
     loop.fault = lose
     summary = served(setup, loop, tmp_path / "served")
@@ -166,8 +166,8 @@ def test_the_folder_of_a_run_on_a_network_has_its_settings_and_is_resumed_by_its
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = 'method = "fedavg"\n\n[experiment]\nmodel = "lenet"\n'
-    setup = replace(set_up("fedavg", rounds=1), text=text)
-    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
+    setup = set_up("fedavg", rounds=1)
+    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served", text=text)
     found = read_run(tmp_path / "served")
     assert found.networked and found.table("experiment") == {"model": "lenet"}
     assert not found.notices
@@ -189,8 +189,8 @@ def test_a_client_of_a_network_has_the_model_that_it_has_here_and_its_node_keeps
     run = tmp_path / "run"
     more = ["--rounds", "2", "--eval-every", "0", "--quiet", "--out", str(run)]
     assert main(["run", "spafl", *small, *more]) == 0
-    setup = from_config(read(run / "config.toml"))
-    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served")
+    setup, text = from_config(read(run / "config.toml")), (run / "config.toml").read_text()
+    served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served", text=text)
     with pytest.raises(ValueError, match="is at its node; --states names"):
         export.take(tmp_path / "served", 2)
     with pytest.raises(FileNotFoundError, match="does not have what client 2 kept by round 2"):

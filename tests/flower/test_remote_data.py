@@ -14,10 +14,10 @@ from gossamer import export
 from gossamer.cli import main
 from gossamer.config import Config, Experiment
 from gossamer.core import Key
+from gossamer.data.arrays import as_asked
 from gossamer.data.budgets import deal_budgets
-from gossamer.data.index import as_asked
-from gossamer.engine import Options, events
-from gossamer.flower.node import Node, Setup
+from gossamer.engine import Options, Run, events
+from gossamer.flower.node import Node
 from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import SIZES, at_node, at_server
 
@@ -48,8 +48,8 @@ def loop_of(config: Config, folder: Path, sizes: dict[int, int]) -> Loopback:
     return Loopback(nodes)
 
 
-def run(setup: Setup, loop: Loopback, out: Path) -> None:
-    served(setup, loop, out, min_replies=0)
+def run(setup: Run, loop: Loopback, out: Path, text: str = "") -> None:
+    served(setup, loop, out, text=text, min_replies=0)
 
 
 def test_a_server_without_training_data_runs_on_what_nodes_have(
@@ -96,7 +96,7 @@ def test_a_project_says_that_data_are_at_nodes(
     wish = config.experiment
     words = ["flower", "init", "--data", wish.data, "--model", wish.model, "--own-data"]
     assert main([*words, str(tmp_path / "none")]) == 2
-    assert "say how many clients there are: --pool" in capsys.readouterr().err
+    assert "give the number of clients with --pool" in capsys.readouterr().err
     assert main([*words, str(tmp_path / "app"), "--pool", "10"]) == 0
     assert "at_server" in (tmp_path / "app" / PACKAGE / "server.py").read_text()
 
@@ -152,7 +152,8 @@ def test_budgets_are_those_of_a_simulation(config: Config) -> None:
 
 
 def test_models_can_be_exported_where_data_are_not(config: Config, tmp_path: Path) -> None:
-    run(at_server(config), loop_of(config, tmp_path, {0: 20, 1: 30, 2: 40}), tmp_path / "run")
+    loop = loop_of(config, tmp_path, {0: 20, 1: 30, 2: 40})
+    run(at_server(config), loop, tmp_path / "run", config.toml())
     client = next(
         event["client"]
         for event in events.read(tmp_path / "run" / "events.jsonl")

@@ -19,6 +19,7 @@ RUN += ["--clients", "4", "--rounds", "3", "--quiet"]
 
 BOTH = """
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +32,7 @@ from gossamer.flower.simulation import Cluster, simulation
 
 folder = Path(sys.argv[1])
 config = read(folder / "threads" / "config.toml")
-setup = set_up(config)
-what = (setup.method, setup.task, setup.federation)
-how = {"rounds": setup.rounds, "name": setup.name}
+run = set_up(config)
 stop = Stop()
 
 
@@ -50,12 +49,11 @@ class Impatient:
 
 
 with simulation(partial(set_up, config), Cluster(workers=2, address="")) as actors:
-    engine.run(*what, **how, out=folder / "actors", transport=actors)
-    cut = engine.run(
-        *what, **how, out=folder / "cut", transport=actors, stop=stop, sinks=[Impatient()]
-    )
+    engine.start(replace(run, out=folder / "actors"), transport=actors)
+    run = replace(run, out=folder / "cut")
+    cut = engine.start(run, transport=actors, stop=stop, sinks=[Impatient()])
 assert cut.interrupted and cut.rounds == 1, cut
-engine.run(*what, **how, out=folder / "cut", resume=True)
+engine.start(run, resume=True)
 """
 
 

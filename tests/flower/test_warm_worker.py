@@ -19,10 +19,10 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'gossamer[flower]'
 from gossamer.config import Config, Experiment
 from gossamer.engine import events
 from gossamer.flower.apps import STALLED
+from gossamer.flower.carrier import Incoming, Outgoing
 from gossamer.flower.light_client import get, put
-from gossamer.flower.messages import Letter
+from gossamer.flower.messages import Message
 from gossamer.flower.server import set_up
-from gossamer.flower.server_transport import Arrival, Parcel
 
 NODES = 2
 
@@ -47,21 +47,21 @@ class Stalling(FedAvg):
         return super().begin(ctx, down, local)
 '''
 
-KEEPER = """
+WORKER = """
 import subprocess, sys
-from gossamer.flower.warm_worker import keeping
+from gossamer.flower.warm_worker import warm_worker
 
-with keeping() as keeper:
-    print(keeper.path, flush=True)
-    keeper.wait(subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin))
+with warm_worker() as worker:
+    print(worker.path, flush=True)
+    worker.wait(subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin))
 """
 
 
 @contextmanager
-def keeper() -> Iterator[Path]:
-    """A keeper in a process of its own, which ends with its input."""
+def running() -> Iterator[Path]:
+    """A warm worker in a process of its own, which ends with its input."""
     with subprocess.Popen(
-        [sys.executable, "-c", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         path = Path(process.stdout.readline().strip())
@@ -72,7 +72,7 @@ def keeper() -> Iterator[Path]:
 
 @dataclass
 class Warm(Loopback):
-    """A carrier whose nodes are forked from a keeper."""
+    """A carrier whose nodes are forked from a warm worker."""
 
     path: Path = Path()
     config: Path = Path()
@@ -82,21 +82,21 @@ class Warm(Loopback):
     def nodes(self) -> list[int]:
         return [100 + index for index in range(NODES)]
 
-    def _deliver(self, name: str, parcel: Parcel) -> None:
+    def _deliver(self, name: str, sent: Outgoing) -> None:
         place = {"num-partitions": NODES, "state-dir": str(self.states)}
-        node = {"partition-id": parcel.node - 100, **place}
+        node = {"partition-id": sent.node - 100, **place}
         about = json.dumps({"config": str(self.config), "node": node}).encode()
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(self.path))
-            put(stream, about, *parcel.letter.packed())
+            put(stream, about, *sent.message.packed())
             try:
                 problem, head, body = (get(stream) for _ in range(3))
             except ConnectionError as end:
                 self.broken.append(str(end))
-                self.arrivals[name] = Arrival(name, None, str(end))
+                self.arrivals[name] = Incoming(name, None, str(end))
                 return
-        letter = None if problem else Letter.opened(head, body)
-        self.arrivals[name] = Arrival(name, letter, problem.decode())
+        message = None if problem else Message.parsed(head, body)
+        self.arrivals[name] = Incoming(name, message, problem.decode())
 
 
 def config(folder: Path, method: str, **settings: object) -> Config:
@@ -115,7 +115,7 @@ def test_a_warm_process_gives_the_bits_of_threads_and_survives_what_it_is_told(
         for name, method in (("spafl", "spafl"), ("mine", f"{tmp_path / 'mine.py'}:Stalling"))
         if not (tmp_path / name).mkdir()
     }
-    with keeper() as path:
+    with running() as path:
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(path))
             put(stream, b"no JSON")

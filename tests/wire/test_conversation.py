@@ -13,7 +13,7 @@ from sparse_toy import Down, Pruned, Server, Up
 
 from gossamer import Ctx, Exchange, FedAvg, Key, Options, Summary, option, run
 from gossamer.accounting import Accounting, Network
-from gossamer.engine import conversation, events
+from gossamer.engine import Run, conversation, events, start
 from gossamer.engine.conversation import Conversations, Reply
 from gossamer.methods.parts import dense_model
 from gossamer.wire import HEADER, Mode, Schema, WireError, decode, encode
@@ -25,14 +25,16 @@ Log = list[dict[str, Any]]
 def wired(
     mode: str, out: Path, method: Any = None, rounds: int = 4, pool: int = 6, **options: Any
 ) -> tuple[Summary, Log]:
-    summary = run(
-        method or Pruned(),
-        mlp(),
-        Toy(pool),
-        rounds=rounds,
-        out=out,
-        options=Options(workers=1, **options),
-        wire=Mode.parse(mode),
+    summary = start(
+        Run(
+            method or Pruned(),
+            mlp(),
+            Toy(pool),
+            rounds=rounds,
+            out=out,
+            options=Options(workers=1, **options),
+            wire=Mode.parse(mode),
+        )
     )
     return summary, events.read(out / "events.jsonl")
 

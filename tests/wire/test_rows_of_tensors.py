@@ -16,9 +16,9 @@ from sparse_toy import Pruned
 from torch import Tensor
 
 from gossamer.accounting import Accounting, MaskCode, paper_rows, paper_tensors
-from gossamer.accounting.dry_run import price
+from gossamer.accounting.dry_run import Blank, price_run
 from gossamer.conformance.toys import Tiny, plain_task
-from gossamer.engine import Options, run
+from gossamer.engine import Options, Run, run
 from gossamer.engine.events import read
 from gossamer.wire import HEADER, Drawn, Mode, Packed, Revision, Row, pack, write
 from gossamer.wire.entropy import conditional_bits, conditional_parts, mask_bits, mask_parts
@@ -146,16 +146,17 @@ def test_a_denser_mask_has_more_of_the_limit() -> None:
 
 @pytest.mark.parametrize("mode", ["f32", "f16+zstd+ans"])
 def test_a_price_by_tensor_adds_up_to_the_price_by_field(mode: str) -> None:
+    task = mlp()
     fields, tensors = (
-        price(
-            Pruned(),
-            mlp(),
-            classes=3,
-            pool=6,
-            examples=20,
-            rounds=4,
-            wire=Mode.parse(mode),
-            options=Options(ledger=by, eval_every=0),
+        price_run(
+            Run(
+                Pruned(),
+                task,
+                Blank(task.layout.input, classes=3, size=6, examples=20),
+                rounds=4,
+                wire=Mode.parse(mode),
+                options=Options(ledger=by, eval_every=0),
+            )
         )
         for by in ("field", "tensor")
     )

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gossamer.core import Masks
 from gossamer.fields import option
-from gossamer.wire import Drawn, Packed, Revision, Schema, flatten
+from gossamer.wire import Detail, Drawn, Packed, Revision, Schema, Written, flatten
 from gossamer.wire.format import field_of
-from gossamer.wire.nodes import Leaf, ScalarNode, TensorNode
+from gossamer.wire.kinds import Leaf, ScalarNode, TensorNode
 
 Recipients = Literal["sampled", "all"]
 MaskCode = Literal[
@@ -150,6 +150,36 @@ def paper_tensors(
             continue
         for name, part in parts.items():
             yield f"{path}[{name}]", bits * part / total
+
+
+def ledger_rows(
+    message: Written,
+    record: object,
+    direction: Literal["up", "down"],
+    accounting: Accounting,
+    detail: Detail,
+    charged: float = 1.0,
+) -> list[Entry]:
+    """A message's rows of the ledger.
+
+    Args:
+        message: The encoded message.
+        record: What it encodes, as its receiver has it.
+        direction: Up to the server, or down to a client.
+        accounting: How the paper counts.
+        detail: A row for each field of the record, or for each tensor.
+        charged: How many times the paper counts the message.
+    """
+    paper: dict[str, float] = {}
+    count = paper_rows if detail == "field" else paper_tensors
+    for leaf, bits in count(record, accounting, message.schema):
+        paper[leaf] = paper.get(leaf, 0) + charged * bits
+    return [
+        Entry(
+            direction, message.message, row.leaf, row.sent, row.information, paper.get(row.leaf, 0)
+        )
+        for row in message.rows
+    ]
 
 
 def mask_bits(masks: Masks, code: MaskCode) -> float:

@@ -8,25 +8,24 @@ and always for a method with masks at the server, which may do something rarely.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from gossamer.core import Client, Data, Examples
-from gossamer.data.arrays import Floats
+from gossamer.core import AnyMethod, Client, Data, Examples
+from gossamer.data.arrays import Floats, Pool
 from gossamer.data.budgets import facts
 from gossamer.data.federation import Augment
-from gossamer.data.index import Pool
-from gossamer.engine.client import AnyMethod
+from gossamer.engine.client import Stop
 from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
-from gossamer.engine.loop import run
-from gossamer.engine.options import Options, Stop
+from gossamer.engine.loop import start
+from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
 from gossamer.task import Task
 from gossamer.task.layout import Input
-from gossamer.wire import PLAIN, Mode
 
 PROBE = 12
 """Rounds that must cost the same, after the first, before the rest is taken to do so too."""
@@ -82,31 +81,31 @@ def price(
     pool: int,
     examples: int,
     rounds: int,
-    seed: int = 0,
     options: Options = Options(),
-    wire: Mode = PLAIN,
     budgets: Floats | None = None,
 ) -> Price:
-    """The price of a method for clients with so many examples each, of the task's shape.
+    """Prices a method on blank data of the task's shape.
 
-    `budgets` has the density that each client can afford; left out, it is 1.
+    Args:
+        method: The method.
+        task: The task.
+        classes: Classes of the data.
+        pool: Clients in all.
+        examples: Training examples of each client.
+        rounds: Rounds of communication.
+        options: How operations and time are counted.
+        budgets: The density that each client can afford; 1 unless given.
     """
     federation = Blank(task.layout.input, classes, pool, examples, budgets=budgets)
+    return price_run(Run(method, task, federation, rounds=rounds, options=options))
+
+
+def price_run(run: Run) -> Price:
+    """Prices a run by going through it without training steps."""
     stop = Stop()
-    meter = _Meter(stop, hasattr(method, "measures"))
-    run(
-        method,
-        task,
-        federation,
-        rounds=rounds,
-        seed=seed,
-        options=options,
-        sinks=[meter],
-        stop=stop,
-        wire=wire,
-        dry=True,
-    )
-    return meter.price(rounds)
+    meter = _Meter(stop, hasattr(run.method, "measures"))
+    start(replace(run, dry=True), sinks=[meter], stop=stop)
+    return meter.price(run.rounds)
 
 
 def add_up(events: Iterable[ClientFinished]) -> dict[Line, Bits]:

@@ -22,7 +22,6 @@ from gossamer.engine.events import CONFIG
 from gossamer.report import NoRun, Report, Run, read_run, report
 from gossamer.reproduce.plans import Plan, changed, contender, flat, idle, parser, plans
 from gossamer.reproduce.results import comma_separated, latex, plain, results, seconds, text
-from gossamer.wire import Mode
 
 LIST = "comparison.json"
 """In the folder of a comparison: its runs, in the order of the table."""
@@ -192,34 +191,19 @@ def _ready(todo: Sequence[Plan], wanted: Wanted) -> list[Plan]:
 
 
 def _check(plan: Plan) -> None:
-    wish = plan.config.experiment
     try:
-        built = plan.config.build()
-        engine.check(*built, rounds=wish.rounds, seed=wish.seed, options=plan.config.options)
+        engine.check_run(plan.config.build_run())
     except (ValueError, KeyError) as problem:
         raise ValueError(f"{plan.title}: {problem.args[0]}") from problem
 
 
 def _one(plan: Plan, whole: Whole, stop: Stop, wanted: Wanted) -> int:
     """One run from where it stands; 0 if it came to its end."""
-    wish = plan.config.experiment
     with refusing():
-        method, task, federation = plan.config.build()
+        run = replace(plan.config.build_run(plan.folder), name=plan.name)
     try:
-        summary = engine.run(
-            method,
-            task,
-            federation,
-            rounds=wish.rounds,
-            seed=wish.seed,
-            out=plan.folder,
-            name=plan.name,
-            options=plan.config.options,
-            sinks=[whole.begin(plan)],
-            stop=stop,
-            resume=(plan.folder / "events.jsonl").exists(),
-            wire=Mode.parse(wish.wire),
-        )
+        resume = (plan.folder / "events.jsonl").exists()
+        summary = engine.start(run, sinks=[whole.begin(plan)], stop=stop, resume=resume)
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
     except (ClientError, OSError) as problem:

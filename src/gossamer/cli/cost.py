@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gossamer import fields, models
-from gossamer.accounting.dry_run import Bits, Line, Price, price
+from gossamer.accounting.dry_run import Bits, Blank, Line, Price, price_run
 from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, table
 from gossamer.cli.progress import bits
 from gossamer.cli.run import refusing
@@ -18,7 +18,7 @@ from gossamer.config import Config, Experiment, absolute, enough, find_method
 from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
-from gossamer.engine import Options, events
+from gossamer.engine import Options, Run, events
 from gossamer.report.reading import LOST
 from gossamer.task import Task
 from gossamer.wire import Mode
@@ -103,19 +103,16 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     patterns = [part.strip() for part in wish.prunable.split(",") if part.strip()]
     example = torch.zeros((2, *shape), dtype=dtype)
     task = Task.of(module, example, prunable=patterns or None)
-    found = price(
+    run = Run(
         method,
         task,
-        classes=classes,
-        pool=pool,
-        examples=examples,
+        Blank(task.layout.input, classes, pool, examples, budgets=budgets),
         rounds=wish.rounds,
-        seed=wish.seed,
+        key=Key(wish.seed),
         options=config.options,
         wire=Mode.parse(wish.wire),
-        budgets=budgets,
     )
-    return found, clients
+    return price_run(run), clients
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:

@@ -117,16 +117,16 @@ def join(arguments: Sequence[str]) -> int:
     patience = max(PATIENCE[0], min(options.wait, PATIENCE[1]))
     data = anywhere(replace(Experiment(), data=options.data)).data if options.data else ""
     until = time.monotonic() + options.wait
-    from gossamer.flower.warm_worker import keeping
+    from gossamer.flower.warm_worker import warm_worker
 
-    with keeping() as keeper:
-        path = keeper.path if keeper else None
+    with warm_worker() as worker:
+        path = worker.path if worker else None
         who = (options.node, options.nodes)
         command = commands.supernode(link, *who, states, own, patience, path, data)
         while True:
             began = time.monotonic()
             with _running(command, commands.environment(home)) as process:
-                code = keeper.wait(process) if keeper else process.wait()
+                code = worker.wait(process) if worker else process.wait()
             if time.monotonic() - began > CONNECTED:  # it was in, so the server will be back
                 until = time.monotonic() + options.wait
             if code <= 0 or time.monotonic() > until:

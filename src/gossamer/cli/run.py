@@ -26,7 +26,6 @@ from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG, PROJECT, plain
 from gossamer.engine.trackers import TRACKERS, tracker
 from gossamer.engine.transport import Transport
-from gossamer.wire import Mode
 
 INTERRUPTED = 130
 ENGINES = ("threads", "flower-sim")
@@ -119,45 +118,22 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
             if word not in TRACKERS:
                 hint = nearest(word, TRACKERS)
                 raise KeyError(f"no tracker {word!r}{hint} known: {', '.join(TRACKERS)}")
-        method, task, federation = config.build()
-        wish = config.experiment
+        run = config.build_run(out)
         if not resume:
-            engine.check(
-                method,
-                task,
-                federation,
-                rounds=wish.rounds,
-                seed=wish.seed,
-                options=config.options,
-            )
+            engine.check_run(run)
         checkpoint.ready(out, 2**20)
-        name = config.method.rpartition(":")[2]
-        sinks = [tracker(word, out, name, warn) for word in trackers]
+        sinks = [tracker(word, out, run.name, warn) for word in trackers]
         if not resume:
             write_atomically(
                 out / CONFIG,
                 config.toml(one_line(shlex.join(["gossamer", *sys.argv[1:]]))).encode(),
             )
     if not options.quiet:
-        sinks.append(display(wish.rounds, name, out))
+        sinks.append(display(run.rounds, run.name, out))
     stop = Stop()
     try:
         with carried as transport, interrupts(stop):
-            summary = engine.run(
-                method,
-                task,
-                federation,
-                rounds=wish.rounds,
-                seed=wish.seed,
-                out=out,
-                name=name,
-                options=config.options,
-                sinks=sinks,
-                stop=stop,
-                resume=resume,
-                wire=Mode.parse(wish.wire),
-                transport=transport,
-            )
+            summary = engine.start(run, sinks=sinks, stop=stop, resume=resume, transport=transport)
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
     except ClientError as error:

@@ -16,6 +16,7 @@ import torch
 
 from gossamer.conformance.toys import Tiny
 from gossamer.core import (
+    AnyMethod,
     Client,
     Ctx,
     Data,
@@ -28,9 +29,10 @@ from gossamer.core import (
     budgets_of,
 )
 from gossamer.engine import events
-from gossamer.engine.client import AnyMethod, batches, client_ctx, train
-from gossamer.engine.loop import run
-from gossamer.engine.options import Options, Stop
+from gossamer.engine.client import Stop, batches, client_ctx, server_ctx, train
+from gossamer.engine.loop import start
+from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
 from gossamer.task import Task
 from gossamer.wire import dump
 
@@ -58,9 +60,8 @@ class Bench:
 
     def server(self, number: int) -> Ctx:
         """Where the server stands in a round."""
-        own = Key(0).fold("server", "round", number)
         budgets = budgets_of(self.federation.pool)
-        return Ctx(self.task, number, self.rounds, own, Key(0).fold("common"), budgets=budgets)
+        return server_ctx(self.task, Key(0), number, self.rounds, budgets)
 
     def client(self, number: int, client: Client) -> Ctx:
         """Where a client stands in a round."""
@@ -314,18 +315,16 @@ def _engine_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
     with tempfile.TemporaryDirectory(prefix="gossamer-check-") as folder:
 
         def go(sink: _StopAfter, resume: bool) -> str:
-            return run(
-                # A new value each time: what hides on the old one is lost, as in a new process.
+            run = Run(
+                # A new value each time: state hidden in the old one is lost, as in a new process.
                 dataclasses.replace(bench.method),  # type: ignore[type-var]
                 bench.task,
                 bench.federation,
                 rounds=bench.rounds,
-                out=folder,
+                out=Path(folder),
                 options=Options(workers=workers, checkpoint_every=bench.rounds),
-                sinks=[sink],
-                stop=sink.stop,
-                resume=resume,
-            ).state_hash
+            )
+            return start(run, sinks=[sink], stop=sink.stop, resume=resume).state_hash
 
         if stop_after:
             go(_StopAfter(stop_after), resume=False)

@@ -26,10 +26,10 @@ from torch import Tensor
 from gossamer import fields
 from gossamer.conformance.bench import Bench, Broken, Ran, Round, Story, poison, story, whole_run
 from gossamer.conformance.toys import Tiny, normed_task, plain_task, small
-from gossamer.core import Ensemble, Masks, Measures, Params, Result
-from gossamer.engine.client import AnyMethod, batches
+from gossamer.core import AnyMethod, Ensemble, Masks, Measures, Params, Result
+from gossamer.engine.client import batches
 from gossamer.engine.expected import Expected
-from gossamer.engine.workers import one_torch_thread
+from gossamer.engine.processor import one_torch_thread
 from gossamer.task import Task
 from gossamer.task.tracing import untouched_generators
 from gossamer.wire import (
@@ -209,7 +209,7 @@ def _foreseen(bench: Bench) -> None:
                 raise Broken(
                     f"the reply of client {exchange.client.id} in round {round.number} would be "
                     f"refused: {reason}; send a form that depends on Down alone, or let "
-                    "replies(self, ctx, down) return an example of each form"
+                    "replies(self, ctx, down) return an example of each kind of reply"
                 )
 
 

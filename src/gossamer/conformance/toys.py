@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from gossamer import fields
-from gossamer.core import Client, Data, Examples, Key
-from gossamer.engine.client import AnyMethod
+from gossamer.core import AnyMethod, Client, Data, Examples, Key
 from gossamer.task import Task
 from gossamer.task.tracing import untouched_generators
 

@@ -5,10 +5,9 @@
 (20, 10, 2000)
 """
 
-from gossamer.data.arrays import Arrays, Features, Images, Labels, Tokens
+from gossamer.data.arrays import Arrays, Features, Images, Index, Labels, Pool, Split, Tokens
 from gossamer.data.download import DownloadError
 from gossamer.data.federation import Augment, Federation
-from gossamer.data.index import Index, Pool, Split
 from gossamer.data.opening import Entry, federation, get, listing, load
 from gossamer.data.partitions import PARTITIONS, Partition, parse
 from gossamer.data.picture import picture

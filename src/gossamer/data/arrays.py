@@ -1,17 +1,18 @@
-"""What a source hands over: arrays kept once, and how their rows become inputs of a module."""
+"""A data set as arrays kept once: how rows become inputs, and which client owns which rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias, get_args
+from functools import cached_property, lru_cache
+from typing import Literal, Protocol, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.core import Client, Levels
 from gossamer.data.augment import CropAndFlip
 from gossamer.data.federation import Augment
 
@@ -199,3 +200,96 @@ class Arrays:
                 )
         if not len(labels.train):
             raise ValueError(f"{self.name} has no training examples; check its files")
+
+
+# who owns which rows, in two arrays however many clients there are --------------------------------
+
+
+@dataclass(frozen=True)
+class Index:
+    """Row numbers by client: those of client i are `rows[offsets[i] : offsets[i + 1]]`."""
+
+    rows: Ints
+    offsets: Ints
+
+    @staticmethod
+    def of(owner: Ints, pool: int) -> Index:
+        """From the owner of every row; rows owned by -1 belong to nobody."""
+        order = np.argsort(owner, kind="stable")
+        sizes = np.bincount(owner + 1, minlength=pool + 1)
+        return Index(order[sizes[0] :], np.concatenate([[0], np.cumsum(sizes[1:])]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, id: int) -> Ints:
+        if not 0 <= id < len(self):
+            raise IndexError(f"no client {id}; the pool has clients 0 to {len(self) - 1}")
+        return self.rows[self.offsets[id] : self.offsets[id + 1]]
+
+    @property
+    def sizes(self) -> Ints:
+        """How many rows each client owns."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> Ints:
+        """The owner of every entry of `rows`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def keep(self, clients: Ints) -> Index:
+        """The same rows for some of the clients, renumbered in the order given."""
+        parts = [self[int(id)] for id in clients]
+        rows = np.concatenate([*parts, np.empty(0, np.int64)])
+        return Index(rows, np.concatenate([[0], np.cumsum(self.sizes[clients])]))
+
+    def counts(self, labels: Ints, classes: int) -> Ints:
+        """A table of clients by classes: how many examples of each class everyone owns."""
+        cells = self.owners * classes + labels[self.rows]
+        return np.bincount(cells, minlength=len(self) * classes).reshape(len(self), classes)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A partition drawn: the training and the test rows of every client."""
+
+    train: Index
+    test: Index
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+
+@dataclass(frozen=True)
+class Pool(Sequence[Client]):
+    """All clients, made when looked at: 100,000 of them are two small arrays."""
+
+    examples: Ints
+    budgets: Floats
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | Sequence[Client]:
+        if isinstance(index, slice):
+            return [self[id] for id in range(*index.indices(len(self)))]
+        id = range(len(self))[index]
+        return Client(id, int(self.examples[id]), as_asked(float(self.budgets[id])))
+
+    def levels(self) -> Levels:
+        """Each budget once, as clients have it, and who has it."""
+        return self._levels
+
+    @cached_property
+    def _levels(self) -> Levels:
+        values, level = np.unique(self.budgets, return_inverse=True)
+        return Levels.of(np.array([as_asked(value) for value in values.tolist()])[level])
+
+
+def as_asked(budget: float) -> float:
+    """A float32 budget such as 0.15 rounded back to the decimal that was asked for."""
+    return round(budget, 6)

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.core import Key, apportion
-from gossamer.data.arrays import Floats
-from gossamer.data.index import as_asked
+from gossamer.data.arrays import Floats, as_asked
 
 LISTED = 20
 """More budgets than this are told as a range."""

@@ -14,9 +14,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from gossamer.core import Key
-from gossamer.data.arrays import Ints, Labels
+from gossamer.data.arrays import Index, Ints, Labels, Split
 from gossamer.data.dealing import Doubles, deal_evenly, deal_like, hierarchical, sizes_of
-from gossamer.data.index import Index, Split
 
 TRIES = 1000
 """How often `dirichlet` draws anew before it gives up on `least`."""

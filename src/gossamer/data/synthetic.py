@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import Floats, Ints
+from gossamer.data.arrays import Floats, Ints, Pool
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
-from gossamer.data.index import Pool
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import SCALES, Arrays, Floats, Ints, Rows, Scale
+from gossamer.data.arrays import SCALES, Arrays, Floats, Index, Ints, Pool, Rows, Scale, Split
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
-from gossamer.data.index import Index, Pool, Split
 
 
 @dataclass(frozen=True)

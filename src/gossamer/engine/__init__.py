@@ -1,8 +1,19 @@
 """Runs methods: the loop, its workers, its checkpoints and its events."""
 
-from gossamer.engine.client import ClientError
-from gossamer.engine.loop import check, run
-from gossamer.engine.options import Options, Stop
+from gossamer.engine.client import ClientError, Stop
+from gossamer.engine.loop import check, check_run, run, start
+from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
 from gossamer.engine.summary import Summary
 
-__all__ = ["ClientError", "Options", "Stop", "Summary", "check", "run"]
+__all__ = [
+    "ClientError",
+    "Options",
+    "Run",
+    "Stop",
+    "Summary",
+    "check",
+    "check_run",
+    "run",
+    "start",
+]

@@ -27,12 +27,12 @@ KEPT = 2
 
 
 class Unusable(ValueError):
-    """A run that cannot go on from where it stands; the message says why."""
+    """A run that cannot be continued; the message says why."""
 
 
 @contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Keeps other processes from running the same run, where the system has such locks."""
+    """Locks the folder against other processes, where the system has such locks."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(out, wait=False))
@@ -43,7 +43,7 @@ def held(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, besides the states of server and clients."""
+    """How far a run has come, apart from the states of server and clients."""
 
     round: int = 0
     cost: Cost = Cost()
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole round directory, read back."""
+    """The contents of a round directory."""
 
     progress: Progress
     server: bytes
@@ -68,28 +68,29 @@ class Checkpoint:
     """A hash of what is run: method, settings, rounds and seed."""
 
 
-def save(
-    rounds: Path,
-    progress: Progress,
-    server: bytes,
-    events: int,
-    run: str,
-    also: Iterable[Path] = (),
-    clients: int = 0,
-) -> list[int]:
-    """Writes a checkpoint so that it either is there or is not; tells which rounds are kept."""
-    folder = round_folder(rounds, progress.round)
+def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int]:
+    """Writes a checkpoint atomically.
+
+    Args:
+        rounds: The folder of all rounds.
+        saved: The checkpoint.
+        also: Files that must be on disk before it.
+
+    Returns:
+        The rounds whose checkpoints are kept.
+    """
+    folder = round_folder(rounds, saved.progress.round)
     folder.mkdir(parents=True, exist_ok=True)
     for path in also:
         _flush(path)
-    write_atomically(folder / "server.bin", server)
+    write_atomically(folder / "server.bin", saved.server)
     meta = {
         "version": VERSION,
-        "progress": asdict(progress),
-        "events": events,
-        "run": run,
-        "clients": clients,
-        "server": fingerprint(server),
+        "progress": asdict(saved.progress),
+        "events": saved.events,
+        "run": saved.run,
+        "clients": saved.clients,
+        "server": fingerprint(saved.server),
     }
     write_atomically(folder / "meta.json", json.dumps(meta).encode())
     whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / "meta.json").exists()]
@@ -99,42 +100,42 @@ def save(
 
 
 def newest(rounds: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None if there is none."""
+    """The newest complete checkpoint, or None."""
     if not rounds.is_dir():
         return None
     for round in reversed(written_rounds(rounds)):
-        if (found := _read(round_folder(rounds, round))) is not None:
-            return found
+        if (saved := _read(round_folder(rounds, round))) is not None:
+            return saved
     return None
 
 
-def check_continues(found: Checkpoint, out: Path, run: str) -> None:
-    """Refuses a checkpoint of another run, or one whose log has lost lines."""
-    if found.run != run:
+def check_continues(saved: Checkpoint, out: Path, run: str) -> None:
+    """Raises `Unusable` for a checkpoint of another run, or one whose log has lost lines."""
+    if saved.run != run:
         raise Unusable(
             f"{out} is a run of another method, other settings, rounds or seed; "
             "resume it with its own, or choose another folder"
         )
     log = out / "events.jsonl"
     size = log.stat().st_size if log.exists() else 0
-    if size < found.events:
+    if size < saved.events:
         raise Unusable(
-            f"{log} has {size} bytes, but its run had written {found.events}; put the whole log "
+            f"{log} has {size} bytes, but its run had written {saved.events}; put the whole log "
             "back, or begin again in another folder"
         )
 
 
-def check_states(found: Checkpoint, out: Path, clients: int) -> None:
-    """Refuses to go on where files of client states are missing."""
-    if clients != found.clients:
+def check_states(saved: Checkpoint, out: Path, clients: int) -> None:
+    """Raises `Unusable` if files of client states are missing."""
+    if clients != saved.clients:
         raise Unusable(
-            f"{found.clients} clients had a state, but {out / 'rounds'} has those of {clients}; "
+            f"{saved.clients} clients had a state, but {out / 'rounds'} has those of {clients}; "
             "put the missing files back, or begin again in another folder"
         )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there with all of `data`, or as it was before."""
+    """Writes a file so that it has all of `data`, or is as it was before."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
     _flush(partial)
@@ -142,7 +143,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def ready(out: Path, need: int) -> None:
-    """Refuses a folder that cannot be written or a disk without room, before any work."""
+    """Raises `OSError` if the folder cannot be written or the disk is full, before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".probe"

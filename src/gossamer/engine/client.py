@@ -1,34 +1,60 @@
-"""One client's job: the batch loop that every method shares."""
+"""The client's side of a run: it receives bytes, trains on its own data and replies with bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core import Batch, Ctx, Examples, Job, Key, Method, Result
+from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
+from gossamer.core import AnyMethod, Batch, Ctx, Examples, Job, Key, Missing, Result
 from gossamer.data.federation import Augment, Federation
+from gossamer.engine.run_record import Run
 from gossamer.task import Task
+from gossamer.wire import Schema, UnknownMask, Written, decode, dump, held, write
 
 Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
-AnyMethod = Method[Any, Any, Any, Any, Any]
+
+
+class Stop:
+    """A request to stop: the first one finishes the round, the second one abandons it."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+
+    def request(self) -> int:
+        """Requests a stop, possibly again.
+
+        Returns:
+            The number of requests so far.
+        """
+        self._requests += 1
+        return self._requests
+
+    def after_round(self) -> bool:
+        """Whether to stop at the end of the round."""
+        return self._requests >= 1
+
+    def at_once(self) -> bool:
+        """Whether to abandon the round."""
+        return self._requests >= 2
 
 
 class Abandoned(Exception):
     """The run was asked to stop at once; this client's work is dropped."""
 
 
-class Elsewhere(Exception):
-    """A client's error in one line, as another process told it."""
+class RemoteError(Exception):
+    """A client's error in another process, of which only one line is known."""
 
 
 class ClientError(Exception):
-    """A client's training raised: where, when, whose, and how to see it again."""
+    """A client failed; the message names the stage, the round, the client and how to replay it."""
 
     def __init__(self, stage: Stage, round: int, client: int, cause: BaseException) -> None:
         self.stage = stage
@@ -41,18 +67,185 @@ class ClientError(Exception):
     @property
     def reason(self) -> str:
         """The original error in one line."""
-        if isinstance(self.cause, Elsewhere):
+        if isinstance(self.cause, RemoteError):
             return str(self.cause)
-        return f"{type(self.cause).__name__}: {self.cause}".splitlines()[0]
+        return one_line(self.cause)
 
     def __str__(self) -> str:
         text = f"client {self.client} failed in {self.stage} of round {self.round}: {self.reason}"
         return f"{text}; replay it with: {self.replay}" if self.replay else text
 
 
+def one_line(cause: BaseException) -> str:
+    """An error as one line of the log."""
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+# messages ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server sends to a client in a round."""
+
+    round: int
+    client: int
+    schema: Schema
+    """Of the message; how the client learns it is up to the transport."""
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a client did: what the event log needs and the reply itself does not contain."""
+
+    examples: int
+    steps: int
+    density: float
+    flops: int
+    metrics: Mapping[str, float]
+    up: tuple[Entry, ...]
+    """The reply's rows of the ledger."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A client has trained; `schema` and `received` are known in a simulation only."""
+
+    data: bytes
+    kept: bytes | None
+    """Its state, or the state's fingerprint where states stay with the clients."""
+    account: Account
+    schema: Schema | None = None
+    """The client's own, for error messages; replies are never read with it."""
+    received: Any = None
+    """The request as the client decoded it."""
+
+
+@dataclass(frozen=True)
+class Capsule:
+    """All that a client's computation depends on, apart from its data."""
+
+    round: int
+    rounds: int
+    seed: int
+    client: int
+    down: Any
+    local: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A client failed, or could not be reached."""
+
+    stage: Stage
+    reason: str
+    cause: BaseException | None = None
+    capsule: Capsule | None = None
+    """What is needed to replay the client."""
+    sent: bool = True
+    """Whether the last request was sent, and so is charged."""
+
+
+@dataclass(frozen=True)
+class MissingState:
+    """A client lacks what the server expects it to hold: the base of a mask, or its whole state."""
+
+    what: Literal["mask", "state"]
+    failure: Failed
+    """What it amounts to if nothing can be sent again."""
+
+
+Answer: TypeAlias = Completed | MissingState | Failed
+
+
+# one client's part of a round --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Participant:
+    """Plays the part of any client of a run."""
+
+    run: Run
+    abandoned: Callable[[], bool] = lambda: False
+
+    def answer(self, task: Task, request: Request, kept: Callable[[], Any]) -> Answer:
+        """Decodes the request, trains and encodes the reply.
+
+        Args:
+            task: The task, or a copy of it that belongs to this thread.
+            request: What the server sent.
+            kept: Returns the state that the client kept, or None.
+
+        Returns:
+            The reply, or what went wrong; only `Abandoned` is raised.
+        """
+        run = self.run
+        stage: list[Stage] = ["decode"]
+        local = received = None
+        try:
+            local = kept()
+            known = held(local) if request.schema.revises else {}
+            received = decode(request.data, request.schema, run.wire, held=known)
+            stage.append("data")
+            where = (request.client, request.round, run.rounds)
+            ctx = client_ctx(run.key, task, run.federation, *where)
+            done = train(
+                run.method,
+                ctx,
+                received,
+                local,
+                augment=run.federation.augment,
+                abandoned=self.abandoned,
+                at=stage.append,
+                dry=run.dry,
+            )
+            stage.append("encode")
+            schema = Schema.of(done.result.up)
+            up = write(done.result.up, schema, run.wire, received, run.options.ledger)
+            account = self._account(ctx, done, up)
+            stage.append("store")
+            state = None if done.result.local is None else dump(done.result.local)
+        except Abandoned:
+            raise
+        except Exception as cause:
+            capsule = None
+            if stage[-1] != "decode":
+                seed, number = run.key.seed, request.round
+                capsule = Capsule(number, run.rounds, seed, request.client, received, local)
+            failure = Failed(stage[-1], one_line(cause), cause, capsule)
+            match cause:
+                case UnknownMask() if stage[-1] == "decode":
+                    return MissingState("mask", failure)
+                case Missing() if stage[-1] == "begin":
+                    return MissingState("state", failure)
+                case _:
+                    return failure
+        return Completed(up.data, state, account, schema, received)
+
+    def _account(self, ctx: Ctx, done: Trained, up: Written) -> Account:
+        result, layout, options = done.result, ctx.task.layout, self.run.options
+        effort = Effort(
+            layout,
+            densities(result.masks),
+            done.examples,
+            done.steps,
+            done.per_epoch,
+            densities(result.trained),
+        )
+        return Account(
+            examples=done.examples,
+            steps=done.steps,
+            density=density(layout, result.masks),
+            flops=round(FLOPS[options.flops_model](effort)),
+            metrics=dict(result.metrics),
+            up=tuple(ledger_rows(up, result.up, "up", self.run.accounting, options.ledger)),
+        )
+
+
 @dataclass(frozen=True)
 class Trained:
-    """What came of a client's job."""
+    """The outcome of a client's job."""
 
     result: Result[Any, Any]
     examples: int
@@ -72,9 +265,20 @@ def train(
     at: Callable[[Stage], None] = lambda stage: None,
     dry: bool = False,
 ) -> Trained:
-    """Begin, step through the batches, finish; `at` is told which stage comes next.
+    """Begins, steps through the batches and finishes.
 
-    A dry client takes no step, but tells how many it would have taken.
+    Args:
+        method: The method.
+        ctx: Where the client stands, with its data.
+        down: The request's record.
+        local: What the client kept from earlier rounds, or None.
+        augment: Changes a batch of inputs.
+        abandoned: Whether to give up; asked before every step.
+        at: Is called with the stage that comes next.
+        dry: Whether to skip the steps and only count them.
+
+    Raises:
+        Abandoned: `abandoned` returned True.
     """
     at("begin")
     job = method.begin(ctx, down, local)
@@ -97,9 +301,9 @@ def train(
 
 
 def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator[Batch]:
-    """The client's mini-batches: a new order each epoch, the last batch of an epoch as it falls.
+    """The client's mini-batches, reshuffled every epoch; the last one may be smaller.
 
-    A last batch of one example joins the batch before it where batch statistics need two.
+    With batch normalisation, a last batch of one example is joined to the batch before it.
     """
     data = ctx.own.train
     count = len(data)

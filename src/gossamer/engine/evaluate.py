@@ -1,4 +1,4 @@
-"""Accuracy of the global model and of every personal one, without computing anything twice."""
+"""Accuracy of the global model and of every personal model; unchanged models are not repeated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from gossamer.core import Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
-from gossamer.engine.client import AnyMethod, rows
+from gossamer.engine.client import rows
 from gossamer.engine.events import Evaluated
 from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
 from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
@@ -28,20 +29,20 @@ CHUNK = 500
 """Examples evaluated at once; fixed, so that sums are formed in one order."""
 
 MEMORY = 256 * 2**20
-"""Bytes of clients' own examples that are kept for the next evaluation."""
+"""Bytes of clients' own examples that are cached for the next evaluation."""
 
 BINS = 20
-"""Equal parts of 0 to 1 that personal accuracies are counted in."""
+"""Bins of the histogram of personal accuracies."""
 
 GLANCE = 64
-"""Numbers of a tensor, spread over it, that are looked at before all of it is."""
+"""Numbers of a tensor, evenly spread, that a partial digest reads."""
 
 Model = Params | Ensemble
 
 
 @dataclass(frozen=True)
 class Marks:
-    """For every example: was the prediction right, and what was its loss."""
+    """For every example: whether the prediction was right, and its loss."""
 
     right: NDArray[np.bool_]
     loss: NDArray[np.float64]
@@ -49,7 +50,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Figures:
-    """One client's model: its accuracy on the client's own data, and the share of it not zero."""
+    """One client's model: its accuracy on the client's own data, and its density."""
 
     test: float | None
     valid: float | None
@@ -58,8 +59,8 @@ class Figures:
     """Whether the model is the client's own."""
 
 
-Elsewhere = Callable[[Ctx, Any, Sequence[int]], Mapping[int, Figures | None] | None]
-"""Asks clients that keep their states to themselves for their figures; see `Transport.figures`."""
+RemoteFigures = Callable[[Ctx, Any, Sequence[int]], Mapping[int, Figures | None] | None]
+"""Asks clients that keep their own states for their figures; see `Transport.figures`."""
 
 
 def mark(task: Task, model: Model, examples: Examples) -> Marks:
@@ -90,7 +91,11 @@ def mark_all(workers: Workers, model: Model, examples: Examples) -> Marks:
 
 
 def check_selection(options: Options, federation: Federation) -> None:
-    """Refuses to choose a round on validation data that nobody has or nobody looks at."""
+    """Checks that a round selected on validation data has validation data to be selected on.
+
+    Raises:
+        ValueError: No client has validation data, or personal models are not evaluated.
+    """
     if options.select != "valid" or not options.eval_every:
         return
     if not options.personal:
@@ -111,42 +116,41 @@ def check_selection(options: Options, federation: Federation) -> None:
 class Evaluator:
     """Evaluates a run's models; a personal model that did not change keeps its figures.
 
-    Models of a method with static batch normalisation are calibrated before they are tested.
+    BatchNorm statistics are recalibrated before evaluation where a method keeps none.
     """
 
     def __init__(
         self,
-        method: AnyMethod,
-        federation: Federation,
+        run: Run,
         workers: Workers,
-        options: Options,
-        elsewhere: Elsewhere = lambda ctx, state, clients: None,
+        remote_figures: RemoteFigures = lambda ctx, state, clients: None,
     ) -> None:
-        self._method = method
-        self._federation = federation
+        self._method = run.method
+        self._federation = run.federation
+        self._options = run.options
         self._workers = workers
-        self._options = options
-        self._valid = options.select == "valid"
-        static = getattr(method, "bn", "running") == "static"
-        self._calibration = Calibration(federation, workers) if static else None
-        self._elsewhere = elsewhere
-        self._examples = _Examples(federation)
+        self._valid = run.options.select == "valid"
+        static = getattr(run.method, "bn", "running") == "static"
+        self._calibration = Calibration(run.federation, workers) if static else None
+        self._remote_figures = remote_figures
+        self._examples = _Examples(run.federation)
         self._known: dict[int, _Known] = {}
         self._settled = True
-        """Whether models tend to stay as they were: only then are digests worth their time."""
+        """Whether models tend to stay the same: only then are full digests worth their time."""
 
     def __call__(self, ctx: Ctx, state: Any, store: Store) -> Evaluated:
+        """Evaluates the models of a server state and of the clients' states in the store."""
         bare = self._method.model(ctx, state, None)
         shared = self._calibration.shared(ctx.task, bare) if self._calibration else bare
         test = self._federation.test
         wanted = self._options.global_model and len(test)
         marks = mark_all(self._workers, shared, test) if wanted else None
         personal = self._options.personal
-        found = self._clients(ctx, state, store, bare, shared, marks) if personal else []
-        accuracies = _present(each.test for each in found)
-        valid = _present(each.valid for each in found)
-        densities = _present(each.density for each in found)
-        local = _present(each.test for each in found if each.own)
+        clients = self._clients(ctx, state, store, bare, shared, marks) if personal else []
+        accuracies = _present(each.test for each in clients)
+        valid = _present(each.valid for each in clients)
+        densities = _present(each.density for each in clients)
+        local = _present(each.test for each in clients if each.own)
         return Evaluated(
             round=ctx.round,
             global_accuracy=float(marks.right.mean()) if marks else None,
@@ -166,25 +170,25 @@ class Evaluator:
     ) -> list[Figures]:
         """Every client's figures, in the order of ids; densities only if models are personal.
 
-        `bare` is the global model as the method has it, `shared` as it is tested.
+        `bare` is the global model as the method returns it, `shared` as it is evaluated.
         """
         keeps = set(store.clients())
-        told = self._elsewhere(ctx, state, sorted(keeps))
-        found: dict[int, Figures] = {}
-        apart = []
+        remote = self._remote_figures(ctx, state, sorted(keeps))
+        by_client: dict[int, Figures] = {}
+        pending = []
         for client in self._federation.pool:
-            if told is not None and client.id in keeps:
+            if remote is not None and client.id in keeps:
                 keeps.discard(client.id)
-                if client.id not in told:
+                if client.id not in remote:
                     continue
-                if figures := told[client.id]:
-                    found[client.id] = figures
+                if figures := remote[client.id]:
+                    by_client[client.id] = figures
                     continue
             chosen = self._federation.test_rows(client.id)
             if client.id in keeps or self._valid or chosen is None or marks is None:
-                apart.append(client.id)
+                pending.append(client.id)
             else:
-                found[client.id] = Figures(_share(marks.right[chosen]), None, None)
+                by_client[client.id] = Figures(_share(marks.right[chosen]), None, None)
 
         def one(task: Task, client: int) -> tuple[Figures, bool | None]:
             if client in keeps:
@@ -193,18 +197,18 @@ class Evaluator:
                     return self._own(task, model, client)
             return self._measure(task, shared, client, None, marks), None
 
-        looked = self._workers.map(one, apart)
-        compared = [same for _, same in looked if same is not None]
+        measured = self._workers.map(one, pending)
+        compared = [same for _, same in measured if same is not None]
         self._settled = any(compared) if compared else self._settled
-        found |= {id: figures for id, (figures, _) in zip(apart, looked, strict=True)}
-        listed = [found[id] for id in sorted(found)]
+        by_client |= {id: figures for id, (figures, _) in zip(pending, measured, strict=True)}
+        listed = [by_client[id] for id in sorted(by_client)]
         if not _present(each.density for each in listed):
             return listed
         common = density(ctx.task.layout, bare)
         return [replace(each, density=common) if each.density is None else each for each in listed]
 
     def personal(self, ctx: Ctx, state: Any, client: int, local: Any) -> Figures | None:
-        """Figures of the model of a client that is here; None if it is the global one."""
+        """Figures of one client's model; None if it is the global one."""
         model = self._method.model(ctx, state, local)
         if is_global(model, self._method.model(ctx, state, None)):
             return None
@@ -213,7 +217,7 @@ class Evaluator:
     def _own(self, task: Task, model: Model, client: int) -> tuple[Figures, bool | None]:
         """Figures of a client's own model, and whether it looks like the last one, if any.
 
-        A glance tells most models that changed; only one that looks the same is read as a whole.
+        A partial digest tells most models that changed; only one that is equal is read in full.
         """
         known = self._known.get(client)
         glance = _digest(model, GLANCE)
@@ -231,7 +235,7 @@ class Evaluator:
     def _measure(
         self, task: Task, model: Model, client: int, density: float | None, marks: Marks | None
     ) -> Figures:
-        """A model on a client's own data; what the server's test set has told is taken from it."""
+        """A model on a client's own data; marks on the server's test set are reused."""
         chosen = self._federation.test_rows(client)
         if marks is not None and chosen is not None:
             test = _share(marks.right[chosen])
@@ -242,13 +246,13 @@ class Evaluator:
 
 
 def worst_decile(accuracies: Sequence[float]) -> float:
-    """The mean over the tenth of clients that fare worst, at least one."""
+    """The mean over the worst tenth of the clients, at least one."""
     count = max(1, len(accuracies) // 10)
     return float(np.mean(sorted(accuracies)[:count]))
 
 
 def histogram(accuracies: Sequence[float]) -> list[int]:
-    """How many clients are in each part of 0 to 1; each has its lower end, the last one both."""
+    """How many clients are in each bin of [0, 1]; only the last bin includes its upper end."""
     counts = [0] * BINS
     for accuracy in accuracies:
         counts[min(int(accuracy * BINS), BINS - 1)] += 1
@@ -264,7 +268,7 @@ def density(layout: Layout, model: Model) -> float:
 
 
 class _Examples:
-    """Clients' own test and validation data; what fits into memory stays there."""
+    """Clients' own test and validation data, cached as far as memory allows."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -287,18 +291,18 @@ class _Examples:
         if client in self._kept:
             return self._kept[client]
         data = self._federation.client(client)
-        found = (_apart(data.test), _apart(data.valid))
-        size = sum(tensor.nbytes for each in found for tensor in (each.x, each.y))
-        # Clients are gone through in turn: dropping the oldest would drop what is needed next.
+        own = (_compact(data.test), _compact(data.valid))
+        size = sum(tensor.nbytes for each in own for tensor in (each.x, each.y))
+        # Clients are visited in turn: dropping the oldest would drop what is needed next.
         if self._bytes + size <= MEMORY:
             self._bytes += size
-            self._kept[client] = found
-        return found
+            self._kept[client] = own
+        return own
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A personal model that was evaluated: what it looked like, its whole digest if it was made."""
+    """A personal model that was evaluated, with its partial and, if computed, its full digest."""
 
     glance: bytes
     digest: bytes | None
@@ -306,7 +310,7 @@ class _Known:
 
 
 def is_global(model: Model, shared: Model) -> bool:
-    """Whether what a client keeps leaves the global model as it is, down to its very tensors."""
+    """Whether a client's model consists of the very tensors of the global model."""
     if isinstance(model, Ensemble) or isinstance(shared, Ensemble):
         return False
     return model.keys() == shared.keys() and all(model[name] is shared[name] for name in shared)
@@ -324,8 +328,8 @@ def _share(right: NDArray[np.bool_]) -> float | None:
     return float(right.mean()) if len(right) else None
 
 
-def _apart(examples: Examples) -> Examples:
-    """The same examples without the memory that they may be a part of."""
+def _compact(examples: Examples) -> Examples:
+    """The same examples, without the rest of the storage that they may be views of."""
     x, y = (
         tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
         for tensor in (examples.x, examples.y)
@@ -352,7 +356,7 @@ def _placed(task: Task, params: Params) -> Params:
 
 
 def _digest(model: Model, most: int | None = None) -> bytes:
-    """A hash of all numbers of a model, or of at most so many of every tensor."""
+    """A hash of all numbers of a model, or of at most `most` numbers of every tensor."""
     digest = hashlib.blake2b(digest_size=16)
     for member in model.members if isinstance(model, Ensemble) else (model,):
         for tensor in member.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,34 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import fields
-from gossamer.accounting import Accounting, Network
-from gossamer.core import Client, Ctx, Key, Measures, budgets_of
+from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
-from gossamer.engine.checkpoint import Progress
-from gossamer.engine.client import Abandoned, AnyMethod, ClientError, server_ctx
-from gossamer.engine.conversation import Conversations, Reply
+from gossamer.engine.checkpoint import Checkpoint, Progress
+from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
+from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, check_selection
-from gossamer.engine.events import Clock, Event, EventLog, Finished, Sink
+from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink
+from gossamer.engine.expected import Reply
 from gossamer.engine.measure import measured, measures
-from gossamer.engine.options import Options, Stop
+from gossamer.engine.options import Options
+from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
+from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.engine.summary import (
     UNKNOWN,
     Summary,
     advanced,
     best,
-    plain_settings,
     round_finished,
     run_started,
 )
-from gossamer.engine.transport import Threads, Transport, Visit
-from gossamer.engine.workers import Workers, cores, keep_freed_memory, one_torch_thread
+from gossamer.engine.transport import Transport
+from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
-from gossamer.wire import PLAIN, Mode, dump, fingerprint, load, record_types
+from gossamer.wire import dump, fingerprint, load, record_types
 
-SHARE_FOR_CHECKPOINTS = 0.02
-"""Part of the time that checkpoints may take, unless a number of rounds is asked for."""
+CHECKPOINT_OVERHEAD = 0.02
+"""The share of the time that adaptive checkpoints may take."""
 
 
 def run(
@@ -51,48 +51,72 @@ def run(
     rounds: int,
     seed: int = 0,
     out: str | Path | None = None,
-    name: str | None = None,
     options: Options = Options(),
+    sinks: Sequence[Sink] = (),
+) -> Summary:
+    """Trains a method on a federation; the same call gives the same bits.
+
+    `start` has further ways to execute a run: resuming, stopping, other encodings and transports.
+
+    Args:
+        method: The method, with its hyper-parameters.
+        task: The model and its loss.
+        federation: The clients and their data.
+        rounds: Rounds of communication.
+        seed: Of all randomness.
+        out: A folder for events and checkpoints; None keeps nothing.
+        options: How the run is executed and reported.
+        sinks: Where events go besides the log in `out`.
+
+    Returns:
+        The last and best figures, the costs and the final state.
+
+    Raises:
+        ClientError: A client failed, and failures are not to be skipped.
+    """
+    folder = None if out is None else Path(out)
+    what = Run(method, task, federation, rounds=rounds, key=Key(seed), options=options, out=folder)
+    return start(what, sinks=sinks)
+
+
+def start(
+    run: Run,
+    *,
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
     resume: bool = False,
-    wire: Mode = PLAIN,
-    dry: bool = False,
     transport: Transport | None = None,
 ) -> Summary:
-    """Trains a method on a federation for some rounds; the same call gives the same bits.
+    """Executes a run.
 
-    With `out`, events and checkpoints are kept there, and `resume` continues from the newest
-    checkpoint as if nothing had happened. `wire` is how numbers travel, `transport` by what means:
-    to threads of this process unless it is given.
-    A dry run goes through everything but the training steps: see `gossamer.accounting.dry_run`.
+    Args:
+        run: What is run.
+        sinks: Where events go besides the log in `run.out`.
+        stop: Through which the run can be asked to stop.
+        resume: Whether to continue, bit-identically, from the newest checkpoint in `run.out`.
+        transport: How requests reach the clients; None: threads of this process train them.
+
+    Returns:
+        The last and best figures, the costs and the final state.
+
+    Raises:
+        ClientError: A client failed, and failures are not to be skipped.
+        checkpoint.Unusable: The folder cannot be continued.
     """
-    _check(method, federation, rounds, options)
+    _check(run)
     with ExitStack() as stack:
-        if out is None:
-            out = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
+        if run.out is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
+            run = replace(run, out=Path(folder))
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
-        workers = Workers(task, options.workers or cores())
+        workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
-        engine = _Engine(
-            method,
-            task,
-            federation,
-            rounds,
-            seed,
-            Path(out),
-            name,
-            options,
-            sinks,
-            stop,
-            workers,
-            wire,
-            dry,
-            transport or Threads(workers),
-        )
-        stack.callback(engine.close)
-        return engine.run(resume)
+        loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))
+        stack.callback(loop.close)
+        loop.open(resume)
+        interrupted = loop.rounds()
+        return loop.finish(interrupted)
 
 
 def check(
@@ -105,60 +129,46 @@ def check(
     options: Options = Options(),
 ) -> None:
     """Raises what `run` would raise before its first round, and leaves no trace."""
-    _check(method, federation, rounds, options)
-    method.init(server_ctx(task, Key(seed), 0, rounds, budgets_of(federation.pool)))
+    check_run(Run(method, task, federation, rounds=rounds, key=Key(seed), options=options))
 
 
-def _check(method: AnyMethod, federation: Federation, rounds: int, options: Options) -> None:
-    fields.check(method)
-    if rounds < 1:
-        raise ValueError(f"a run needs at least 1 round, not {rounds}; use --rounds 1 or more")
-    check_selection(options, federation)
+def check_run(run: Run) -> None:
+    """Raises what `start` would raise before the first round, and leaves no trace."""
+    _check(run)
+    run.method.init(_server_ctx(run, 0))
 
 
-class _Engine:
-    """One run: the state that the loop moves from round to round."""
+def _check(run: Run) -> None:
+    fields.check(run.method)
+    if run.rounds < 1:
+        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
+    check_selection(run.options, run.federation)
+
+
+def _server_ctx(run: Run, number: int) -> Ctx:
+    return server_ctx(run.task, run.key, number, run.rounds, run.budgets)
+
+
+class _Loop:
+    """The state that moves from round to round: open, run the rounds, finish."""
 
     def __init__(
         self,
-        method: AnyMethod,
-        task: Task,
-        federation: Federation,
-        rounds: int,
-        seed: int,
-        out: Path,
-        name: str | None,
-        options: Options,
+        run: Run,
         sinks: Sequence[Sink],
-        stop: Stop | None,
+        stop: Stop,
         workers: Workers,
-        wire: Mode,
-        dry: bool,
         transport: Transport,
     ) -> None:
-        self.method = method
-        self.task = task
-        self.federation = federation
-        self.budgets = budgets_of(federation.pool)
-        self.rounds = rounds
-        self.key = Key(seed)
-        self.out = out
-        self.name = name or type(method).__name__.lower()
-        self.options = options
+        self.run = run
         self.sinks = list(sinks)
-        self.stop = stop or Stop()
+        self.stop = stop
         self.workers = workers
-        self.wire = wire
-        self.dry = dry
         self.transport = transport
-        self.network = Network.parse(options.network) if options.network else None
-        self.accounting: Accounting = getattr(method, "accounting", Accounting())
-        self.types = record_types(method)
-        self.folder = out / "rounds"
         self.progress = Progress()
         self.state: Any = None
         self.log: EventLog | None = None
-        self.holding = ExitStack()
+        self.resources = ExitStack()
         self.began = time.perf_counter()
         self.saved_at = self.began
         self.save_took = 0.0
@@ -166,83 +176,44 @@ class _Engine:
 
     # the run -----------------------------------------------------------------------------------
 
-    def run(self, resume: bool) -> Summary:
-        found = checkpoint.newest(self.folder) if resume else None
-        if found is None:
-            self.state = self.method.init(self.server_ctx(0))
-        else:
-            checkpoint.check_continues(found, self.out, self.identity())
-            self.progress = found.progress
-            self.state = load(found.server, self.types)
-        self.shown = measures(self.method, self.server_ctx(self.progress.round), self.state)
-        checkpoint.ready(self.out, 3 * len(dump(self.state)) + 2**20)
-        self.holding.enter_context(checkpoint.held(self.out))
-        self.folder.mkdir(exist_ok=True)
-        self.store = Store(self.folder, self.types)
-        self.store.rollback(self.progress.round if found else -1)
-        if found is not None:
-            checkpoint.check_states(found, self.out, len(self.store.clients()))
-        self.log = EventLog(self.out / "events.jsonl", found.events if found else 0)
-        self.conversations = Conversations(
-            self.method,
-            self.federation,
-            self.store,
-            self.key,
-            self.rounds,
-            self.out,
-            self.options,
-            self.stop,
-            self.wire,
-            self.accounting,
-            self.network,
-            self.dry,
-            f"{self.name.rpartition(':')[2]}-{self.identity()}",
-        )
-        asked = partial(self.transport.figures, self.conversations)
-        what = (self.method, self.federation, self.workers, self.options)
-        self.evaluate = Evaluator(*what, asked)
-        self.before = self.progress.seconds
-        if found is None:
-            run = (self.method, self.name, self.rounds, self.key.seed)
-            self.emit(run_started(*run, self.federation, self.task.layout))
+    def open(self, resume: bool) -> None:
+        """Begins a run, or continues it from the newest checkpoint."""
+        folder = self.run.folder
+        saved = checkpoint.newest(folder / "rounds") if resume else None
+        self.load(saved)
+        checkpoint.ready(folder, 3 * len(dump(self.state)) + 2**20)
+        self.resources.enter_context(checkpoint.held(folder))
+        (folder / "rounds").mkdir(exist_ok=True)
+        self.store = Store(folder / "rounds", record_types(self.run.method))
+        self.store.rollback(self.progress.round if saved else -1)
+        if saved is not None:
+            checkpoint.check_states(saved, folder, len(self.store.clients()))
+        self.log = EventLog(folder / "events.jsonl", saved.events if saved else 0)
+        self.conversations = Conversations(self.run, self.store, self.stop)
+        remote_figures = partial(self.transport.figures, self.conversations)
+        self.evaluate = Evaluator(self.run, self.workers, remote_figures)
+        if saved is None:
+            self.emit(run_started(self.run))
             if self.shown.masks:
                 self.measure(Measures())
             self.assess()
             self.save()
-        else:
-            self.saved_round = self.progress.round
-        interrupted = self.loop()
-        state_hash = self.state_hash()
-        if not interrupted:
-            self.emit(
-                Finished(
-                    self.progress.round,
-                    self.progress.accuracy,
-                    self.progress.density,
-                    state_hash,
-                    self.options.select,
-                ),
-                self.seconds(),
-            )
-        return Summary(
-            method=self.name,
-            run=str(self.out),
-            rounds=self.progress.round,
-            accuracy={**UNKNOWN, **self.progress.accuracy},
-            select=self.options.select,
-            density=self.progress.density,
-            cost=self.progress.cost,
-            device_seconds=self.progress.device_seconds,
-            failed=self.progress.failed,
-            seconds=self.seconds(),
-            state_hash=state_hash,
-            interrupted=interrupted,
-            state=self.state,
-        )
 
-    def loop(self) -> bool:
-        """Rounds until the last one; True if asked to stop before."""
-        while self.progress.round < self.rounds:
+    def load(self, saved: Checkpoint | None) -> None:
+        """The server's state: the first one, or that of a checkpoint."""
+        if saved is None:
+            self.state = self.run.method.init(self.server_ctx(0))
+        else:
+            checkpoint.check_continues(saved, self.run.folder, self.run.identity)
+            self.progress = saved.progress
+            self.saved_round = saved.progress.round
+            self.state = load(saved.server, record_types(self.run.method))
+        self.before = self.progress.seconds
+        self.shown = measures(self.run.method, self.server_ctx(self.progress.round), self.state)
+
+    def rounds(self) -> bool:
+        """Runs rounds until the last one; True if stopped before."""
+        while self.progress.round < self.run.rounds:
             if self.stop.after_round():
                 self.save()
                 return True
@@ -261,109 +232,124 @@ class _Engine:
         self.save()
         return False
 
+    def finish(self, interrupted: bool) -> Summary:
+        """The results; a run that came to its end says so in its log."""
+        run, progress, state_hash = self.run, self.progress, self.state_hash()
+        if not interrupted:
+            figures = (progress.accuracy, progress.density, state_hash, run.options.select)
+            self.emit(Finished(progress.round, *figures), self.seconds())
+        return Summary(
+            method=run.name,
+            run=str(run.folder),
+            rounds=progress.round,
+            accuracy={**UNKNOWN, **progress.accuracy},
+            select=run.options.select,
+            density=progress.density,
+            cost=progress.cost,
+            device_seconds=progress.device_seconds,
+            failed=progress.failed,
+            seconds=self.seconds(),
+            state_hash=state_hash,
+            interrupted=interrupted,
+            state=self.state,
+        )
+
+    # a round -----------------------------------------------------------------------------------
+
     def round(self, number: int) -> None:
+        """Trains and merges one round, and reports it."""
         started = time.perf_counter()
         ctx = self.server_ctx(number)
-        cohort = self.method.cohort(ctx, self.state, self.federation.pool)
-        ordered = sorted(cohort, key=lambda client: client.id)
-        replies = self.train(ctx, ordered)
-        failures = [reply.failure for reply in replies if reply.failure is not None]
-        self.state, refused = self.conversations.merge(ctx, self.state, replies)
-        failures += refused
+        replies, refused = self.exchange(ctx)
+        failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
         for reply in replies:
             if reply.event is not None:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
-        timed = self.network is not None
+        timed = self.run.network is not None
         self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
-        told = round_finished(self.progress, finished, failures)
-        self.emit(told, time.perf_counter() - started)
-        before, self.shown = self.shown, measures(self.method, ctx, self.state)
+        summary = round_finished(self.progress, finished, failures)
+        self.emit(summary, time.perf_counter() - started)
+        before, self.shown = self.shown, measures(self.run.method, ctx, self.state)
         self.measure(before)
-        every = self.options.eval_every
-        if every and (number % every == 0 or number == self.rounds):
+        every = self.run.options.eval_every
+        if every and (number % every == 0 or number == self.run.rounds):
             self.assess()
 
-    # clients -----------------------------------------------------------------------------------
+    def exchange(self, ctx: Ctx) -> tuple[list[Reply], list[ClientFailed]]:
+        """The message path of a round: from choosing the clients to merging their replies.
 
-    def train(self, ctx: Ctx, cohort: Sequence[Client]) -> list[Reply]:
-        """Every client's reply, in the order of ids."""
-        charged = 1.0
-        if self.accounting.recipients == "all" and cohort:
-            charged = len(self.federation.pool) / len(cohort)
-        resend = getattr(self.method, "resend", None)
-        visits = [
-            Visit(
-                client,
-                self.method.down(ctx, self.state, client),
-                charged,
-                partial(resend, ctx, self.state, client) if resend else None,
-            )
-            for client in cohort
-        ]
+        Returns:
+            The replies in the order of client ids, and those that were refused.
+        """
+        method, pool = self.run.method, self.run.federation.pool
+        cohort = sorted(method.cohort(ctx, self.state, pool), key=lambda client: client.id)
+        visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
         replies = self.transport.hold(self.conversations, ctx, self.state, visits)
-        return sorted(replies, key=lambda reply: reply.client.id)
+        replies.sort(key=lambda reply: reply.client.id)
+        self.state, refused = self.conversations.merge(ctx, self.state, replies)
+        return replies, refused
 
-    # what surrounds it -------------------------------------------------------------------------
+    def visit(self, ctx: Ctx, client: Client, cohort: int) -> Visit:
+        """What to send to a client; a paper may charge it for the clients that take no part."""
+        method, charged = self.run.method, 1.0
+        if self.run.accounting.recipients == "all":
+            charged = len(self.run.federation.pool) / cohort
+        resend = getattr(method, "resend", None)
+        again = partial(resend, ctx, self.state, client) if resend else None
+        return Visit(client, method.down(ctx, self.state, client), charged, again)
+
+    # reports and checkpoints -------------------------------------------------------------------
 
     def server_ctx(self, number: int) -> Ctx:
-        return server_ctx(self.task, self.key, number, self.rounds, self.budgets)
+        return _server_ctx(self.run, number)
 
     def measure(self, before: Measures) -> None:
-        """Tells what the method shows of its state now, and how far it moved from before."""
-        if found := measured(self.progress.round, before, self.shown):
-            self.emit(found)
+        """Reports the method's measures of the server state, and how far its masks moved."""
+        if event := measured(self.progress.round, before, self.shown):
+            self.emit(event)
 
     def assess(self) -> None:
-        if not self.options.eval_every:
+        """Evaluates the models."""
+        options = self.run.options
+        if not options.eval_every:
             return
         started = time.perf_counter()
-        found = self.evaluate(self.server_ctx(self.progress.round), self.state, self.store)
-        so_far = best(self.progress.accuracy, found, self.progress.density, self.options.select)
-        self.progress = replace(self.progress, accuracy=so_far)
-        self.emit(found, time.perf_counter() - started)
+        event = self.evaluate(self.server_ctx(self.progress.round), self.state, self.store)
+        figures = best(self.progress.accuracy, event, self.progress.density, options.select)
+        self.progress = replace(self.progress, accuracy=figures)
+        self.emit(event, time.perf_counter() - started)
 
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
 
     def due(self) -> bool:
         """Whether a checkpoint should be written after this round."""
-        if every := self.options.checkpoint_every:
+        if every := self.run.options.checkpoint_every:
             return self.progress.round % every == 0
         passed = time.perf_counter() - self.saved_at
-        return passed * SHARE_FOR_CHECKPOINTS >= self.save_took
+        return passed * CHECKPOINT_OVERHEAD >= self.save_took
 
     def save(self) -> None:
+        """Writes a checkpoint, unless this round has one."""
         if self.saved_round == self.progress.round:
             return
         assert self.log is not None
         started = time.perf_counter()
         self.log.sync()
-        progress = replace(self.progress, seconds=self.seconds())
-        new = self.store.new()
-        kept = checkpoint.save(
-            self.folder,
-            progress,
+        saved = Checkpoint(
+            replace(self.progress, seconds=self.seconds()),
             dump(self.state),
             self.log.position,
-            self.identity(),
-            new,
             len(self.store.clients()),
+            self.run.identity,
         )
-        self.store.commit(kept)
+        self.store.commit(checkpoint.save(self.run.folder / "rounds", saved, self.store.new()))
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - started
         self.saved_round = self.progress.round
-
-    def identity(self) -> str:
-        """A hash of what decides the results, also of the data on which a round is chosen."""
-        shapes = {name: leaf.shape for name, leaf in self.task.layout.leaves.items()}
-        data = self.federation.describe()
-        what = (self.name, plain_settings(self.method), self.rounds, self.key.seed, data, shapes)
-        chosen = [] if self.options.select == "test" else [self.options.select]
-        return fingerprint(json.dumps([*what, str(self.wire), *chosen], default=str).encode())
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""
@@ -373,6 +359,7 @@ class _Engine:
         return fingerprint(*parts)
 
     def emit(self, event: Event, seconds: float = 0.0) -> None:
+        """Logs an event and passes it to the sinks."""
         assert self.log is not None
         clock = Clock(time.time(), seconds)
         self.log.emit(event, clock)
@@ -380,8 +367,9 @@ class _Engine:
             sink.emit(event, clock)
 
     def close(self) -> None:
+        """Closes the log and the sinks, and lets others have the folder."""
         if self.log is not None:
             self.log.close()
-        self.holding.close()
+        self.resources.close()
         for sink in self.sinks:
             sink.close()

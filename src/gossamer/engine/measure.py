@@ -1,6 +1,6 @@
-"""What a method shows of its server's state, as an event: how dense masks are, how far they moved.
+"""A method's measures of the server state, as events: density of the masks, and how they moved.
 
-Figures are a function of the states before and after a round, so a resumed run tells the same.
+They are a function of the states before and after a round, so a resumed run reports the same.
 """
 
 from __future__ import annotations
@@ -8,20 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from gossamer import sparsity
-from gossamer.core import Ctx, Masks, Measures
-from gossamer.engine.client import AnyMethod
+from gossamer.core import AnyMethod, Ctx, Masks, Measures
 from gossamer.engine.events import Measured
 
 
 def measures(method: AnyMethod, ctx: Ctx, state: Any) -> Measures:
-    """What a method shows of a state; nothing if it has no function for it."""
-    asked = getattr(method, "measures", None)
-    found: Measures = asked(ctx, state) if asked else Measures()
-    return found
+    """A method's measures of a state; empty if it has none."""
+    function = getattr(method, "measures", None)
+    shown: Measures = function(ctx, state) if function else Measures()
+    return shown
 
 
 def measured(round: int, before: Measures, after: Measures) -> Measured | None:
-    """A round as an event, from what its two states show; None if there is nothing to tell."""
+    """The event of a round, from the measures before and after; None if there are none."""
     if not after.masks and not after.metrics:
         return None
     moved = _shapes(before.masks) == _shapes(after.masks)
@@ -38,10 +37,10 @@ def measured(round: int, before: Measures, after: Measures) -> Measured | None:
     )
 
 
-def _density(found: Masks) -> float:
-    total = sum(mask.numel() for mask in found.values())
-    return sum(sparsity.count(found).values()) / max(total, 1)
+def _density(masks: Masks) -> float:
+    total = sum(mask.numel() for mask in masks.values())
+    return sum(sparsity.count(masks).values()) / max(total, 1)
 
 
-def _shapes(found: Masks) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(mask.shape) for name, mask in found.items()}
+def _shapes(masks: Masks) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(mask.shape) for name, mask in masks.items()}

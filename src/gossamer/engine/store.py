@@ -1,7 +1,7 @@
-"""What clients keep between rounds: written to disk at once, a bounded part also in memory.
+"""What clients keep between rounds: written to disk at once, and cached in memory up to a limit.
 
-A state is kept under the round it was written in, `rounds/000012/local/17.bin`. The state of a
-client at a checkpoint is its newest file up to that round, so a round that never finished leaves no
+A state is stored under the round in which it was written, `rounds/000012/local/17.bin`. The state
+of a client at a checkpoint is its newest file up to that round, so an unfinished round leaves no
 trace.
 """
 
@@ -28,8 +28,8 @@ def round_folder(rounds: Path, round: int) -> Path:
 
 def written_rounds(rounds: Path) -> list[int]:
     """Rounds that have a folder, in order."""
-    found = (path for path in rounds.iterdir() if path.name.isdecimal() and path.is_dir())
-    return sorted(int(path.name) for path in found)
+    folders = (path for path in rounds.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(int(path.name) for path in folders)
 
 
 class Store:
@@ -66,7 +66,7 @@ class Store:
         return data
 
     def put(self, client: int, round: int, data: bytes) -> None:
-        """Replaces a client's state by dumped one; the older stays until no checkpoint needs it."""
+        """Replaces a client's state; the old one stays until no checkpoint needs it."""
         path = self._path(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -86,7 +86,7 @@ class Store:
         return list(self._new)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Checkpoints of the rounds `kept` are safe on disk: what none of them needs goes."""
+        """Deletes the states that none of the checkpointed rounds `kept` needs."""
         needed = []
         for client, old, new in self._superseded:
             if any(old <= round < new for round in kept):
@@ -101,26 +101,26 @@ class Store:
         self._new.clear()
 
     def rollback(self, round: int) -> None:
-        """Goes back to the end of a round; whatever was written later is dropped."""
-        for found in written_rounds(self._rounds):
-            if found > round:
-                shutil.rmtree(round_folder(self._rounds, found))
+        """Goes back to the end of a round; what was written later is deleted."""
+        for later in written_rounds(self._rounds):
+            if later > round:
+                shutil.rmtree(round_folder(self._rounds, later))
         self.look(round)
         self._new = [path for path in self._new if path.exists()]
 
     def look(self, round: int) -> None:
-        """Knows what was kept at the end of a round, and changes nothing on disk."""
+        """Reads which states were kept at the end of a round; changes nothing on disk."""
         self._written.clear()
         self._cache.clear()
         self._cached = 0
         self._superseded.clear()
-        for found in written_rounds(self._rounds):
-            if found > round:
+        for written in written_rounds(self._rounds):
+            if written > round:
                 break
-            for client in _clients_in(round_folder(self._rounds, found) / "local"):
+            for client in _clients_in(round_folder(self._rounds, written) / "local"):
                 if client in self._written:
-                    self._superseded.append((client, self._written[client], found))
-                self._written[client] = found
+                    self._superseded.append((client, self._written[client], written))
+                self._written[client] = written
 
     def _path(self, client: int, round: int) -> Path:
         return round_folder(self._rounds, round) / "local" / f"{client}.bin"

@@ -1,4 +1,4 @@
-"""What a run came to: its last and best figures, and what it ran on."""
+"""The results of a run: its last and best figures, and the environment it ran in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import numpy as np
 import torch
 
 import gossamer
-from gossamer import fields
 from gossamer.accounting import Cost
-from gossamer.data.federation import Federation
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.events import (
     SCHEMA,
@@ -25,7 +23,7 @@ from gossamer.engine.events import (
     Started,
 )
 from gossamer.engine.options import Select
-from gossamer.task.layout import Layout
+from gossamer.engine.run_record import Run
 
 Accuracy = Mapping[str, float | None]
 
@@ -51,20 +49,20 @@ UNKNOWN: Accuracy = {
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to."""
+    """The results of a run."""
 
     method: str
     run: str
     rounds: int
     accuracy: Accuracy
     select: Select
-    """The data on which the best round was chosen; accuracy there is that on test data too."""
+    """The data on which the best round was selected; its accuracy is on test data either way."""
     density: float
     cost: Cost
     device_seconds: float | None
-    """On the devices and network asked for, if any."""
+    """Simulated time on `Options.network`, if one is given."""
     failed: int
-    """Replies that were left out: clients that raised, or sent what could not be accepted."""
+    """Replies that were left out: of clients that failed, and replies that were refused."""
     seconds: float
     state_hash: str
     interrupted: bool
@@ -98,48 +96,54 @@ class Summary:
 
 
 def best(
-    so_far: Accuracy, found: Evaluated, density: float = 1.0, select: Select = "test"
+    so_far: Accuracy, event: Evaluated, density: float = 1.0, select: Select = "test"
 ) -> dict[str, float | None]:
     """Last figures, and those of the best evaluation so far.
 
-    On test data a run is judged by its personal models, once there are any, otherwise by the global
-    one; on validation data always by what clients have. Figures are those on test data either way:
-    `global_best` and `personal_best` are maxima, or what the chosen round has.
+    On test data, the best round is that of the best personal models once there are any, before that
+    of the best global model; on validation data, that of the best personal models. All figures are
+    on test data: `global_best` and `personal_best` are maxima, or those of the selected round.
+
+    Args:
+        so_far: The figures up to the previous evaluation.
+        event: The new evaluation.
+        density: The clients' mean density in its round.
+        select: The data on which the best round is selected.
     """
-    personal = found.personal_density is not None
-    first, second = found.global_accuracy, found.personal_mean
+    personal = event.personal_density is not None
+    first, second = event.global_accuracy, event.personal_mean
     if personal:
         first, second = second, first
     headline = second if first is None else first
     accuracy: dict[str, float | None] = {
         **UNKNOWN,
         **so_far,
-        "global": found.global_accuracy,
-        "personal_mean": found.personal_mean,
-        "personal_std": found.personal_std,
-        "personal_worst_decile": found.personal_worst_decile,
-        "personal_density": found.personal_density,
-        "valid_mean": found.valid_mean,
-        "local_mean": found.local_mean,
+        "global": event.global_accuracy,
+        "personal_mean": event.personal_mean,
+        "personal_std": event.personal_std,
+        "personal_worst_decile": event.personal_worst_decile,
+        "personal_density": event.personal_density,
+        "valid_mean": event.valid_mean,
+        "local_mean": event.local_mean,
     }
     # An evaluation of personal models comes before any that was made when there were none.
     before = accuracy["best_personal_density"] is not None
     score, known = (
-        (found.valid_mean, accuracy["valid_best"])
+        (event.valid_mean, accuracy["valid_best"])
         if select == "valid"
         else (headline, accuracy["best"])
     )
     chosen = score is not None and (personal > before or known is None or score > known)
     if chosen:
         accuracy |= {
-            "valid_best": found.valid_mean,
+            "valid_best": event.valid_mean,
             "best": headline,
-            "best_round": found.round,
-            "best_worst_decile": found.personal_worst_decile,
+            "best_round": event.round,
+            "best_worst_decile": event.personal_worst_decile,
             "best_density": density,
-            "best_personal_density": found.personal_density,
+            "best_personal_density": event.personal_density,
         }
-    for name, value in (("global", found.global_accuracy), ("personal", found.personal_mean)):
+    for name, value in (("global", event.global_accuracy), ("personal", event.personal_mean)):
         known = accuracy[f"{name}_best"]
         better = value is not None and (known is None or value > known)
         if chosen if select == "valid" else better:
@@ -147,18 +151,17 @@ def best(
     return accuracy
 
 
-def run_started(
-    method: object, name: str, rounds: int, seed: int, federation: Federation, layout: Layout
-) -> Started:
+def run_started(run: Run) -> Started:
     """The first event of a run."""
+    layout = run.task.layout
     return Started(
         schema=SCHEMA,
-        method=name,
-        settings=plain_settings(method),
-        rounds=rounds,
-        seed=seed,
-        pool=len(federation.pool),
-        data=dict(federation.describe()),
+        method=run.name,
+        settings=run.settings,
+        rounds=run.rounds,
+        seed=run.key.seed,
+        pool=len(run.federation.pool),
+        data=dict(run.federation.describe()),
         parameters=layout.count,
         prunable=layout.total("count", layout.prunable),
         environment=environment(),
@@ -177,11 +180,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def plain_settings(method: object) -> dict[str, Any]:
-    """A method's settings by name, as the log and the command line have them."""
-    return {item.name: fields.plain(item) for item in fields.settings(method)}
-
-
 def advanced(
     progress: Progress,
     finished: Sequence[ClientFinished],
@@ -189,7 +187,15 @@ def advanced(
     timed: bool,
     seconds: float,
 ) -> Progress:
-    """One round further: what it cost is added, on devices as long as its slowest client took."""
+    """Progress after one more round.
+
+    Args:
+        progress: The progress before.
+        finished: The clients that finished.
+        failures: The clients that failed, and the replies that were refused.
+        timed: Whether device time is simulated; a round takes as long as its slowest client.
+        seconds: Wall-clock seconds of the run so far.
+    """
     devices = None
     if timed:
         slowest = max((event.device_seconds or 0.0 for event in finished), default=0.0)
@@ -207,7 +213,7 @@ def advanced(
 
 
 def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
-    """What a round cost; of clients that failed, what they were sent."""
+    """The cost of a round; clients that failed are charged what they were sent."""
     total = Cost()
     for event in finished:
         total += Cost(

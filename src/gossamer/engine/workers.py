@@ -1,59 +1,34 @@
-"""Worker threads in one process, one torch thread each: nothing to pickle, nothing to start.
+"""Worker threads in one process, one torch thread each, and the transport to clients on them.
 
-PyTorch releases the interpreter lock inside its kernels, so threads are as fast here as processes;
-only pieces of a few milliseconds, most of them Python, are faster without. Results never depend on
-the number of workers.
+PyTorch releases the interpreter lock inside its kernels, so threads are as fast as processes here;
+only clients of a few milliseconds, most of them Python, are faster one after another. Results never
+depend on the number of workers.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
+from gossamer.core import Ctx
+from gossamer.engine.conversation import Conversations, Visit
+from gossamer.engine.expected import Reply
 from gossamer.task import Task
+from gossamer.wire import fingerprint
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEPT_BYTES = 1 << 28
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Inside, torch computes with one thread and treats denormal numbers as zero."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-        torch.set_num_threads(before)
-
-
-def keep_freed_memory() -> None:
-    """Asks glibc not to return freed blocks to the system at every step; elsewhere nothing."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+LIGHT = 0.007
+"""Processor seconds: clients that take less may only wait for each other in threads."""
+AGAIN = 32
+"""Rounds of light clients after which the slower way is tried once more."""
 
 
 class Workers:
@@ -71,9 +46,16 @@ class Workers:
     def map(
         self, work: Callable[[Task, Item], Out], items: Sequence[Item], *, alone: bool = False
     ) -> list[Out]:
-        """`work` on every item, results in the order of the items; `alone`: in this thread.
+        """Applies `work` to every item.
 
-        The first error is raised when nothing runs any more, so that its handler may clean up.
+        Args:
+            work: Called with the thread's task and an item.
+            items: The items.
+            alone: Whether to work in this thread only.
+
+        Returns:
+            The results in the order of the items. The first error is raised once nothing runs any
+            more, so that its handler may clean up.
         """
         if self._pool is None or alone:
             return [work(self._task, item) for item in items]
@@ -98,3 +80,75 @@ class Workers:
 
     def _run(self, work: Callable[[Task, Item], Out], item: Item) -> Out:
         return work(self._mine.task, item)
+
+
+@dataclass
+class Pace:
+    """Decides whether clients train one after another: light ones do if that is faster.
+
+    That depends on how long they hold the interpreter's lock, so both ways are timed.
+    """
+
+    light: bool = False
+    taken: dict[bool, float] = field(default_factory=dict)
+    """Seconds of a round per example, by whether clients trained one after another."""
+    rounds: int = 0
+
+    def alone(self) -> bool:
+        """Whether the next round is without threads: an untried way first, then the faster one."""
+        if not self.light:
+            return False
+        for way in (False, True):
+            if way not in self.taken:
+                return way
+        faster = self.taken[True] < self.taken[False]
+        return faster if self.rounds % AGAIN else not faster
+
+    def note(self, alone: bool, effort: float, seconds: float) -> None:
+        """Records a round.
+
+        Args:
+            alone: Whether clients trained one after another.
+            effort: Processor seconds of a client.
+            seconds: Seconds of the round per example.
+        """
+        if self.rounds:  # in the first one, threads are started
+            self.taken[alone] = seconds
+        self.rounds += 1
+        self.light = effort < LIGHT
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The transport to clients in this process, on the engine's workers."""
+
+    workers: Workers
+    pace: Pace = field(default_factory=Pace)
+
+    def hold(
+        self, conversations: Conversations, ctx: Ctx, state: Any, visits: Sequence[Visit]
+    ) -> list[Reply]:
+        """Holds all conversations, the largest clients first, so that all end together."""
+
+        def one(task: Task, visit: Visit) -> tuple[Reply, float]:
+            started = time.thread_time()
+            reply = conversations.hold(task, ctx.round, visit)
+            return reply, time.thread_time() - started
+
+        by_size = sorted(visits, key=lambda visit: (-visit.client.examples, visit.client.id))
+        alone, began = self.pace.alone(), time.perf_counter()
+        held = self.workers.map(one, by_size, alone=alone)
+        if held:
+            effort = sum(seconds for _, seconds in held) / len(held)
+            examples = sum(visit.client.examples for visit in visits)
+            self.pace.note(alone, effort, (time.perf_counter() - began) / max(examples, 1))
+        return [reply for reply, _ in held]
+
+    def receipt(self, kept: bytes) -> bytes:
+        """The fingerprint of a client's state."""
+        return fingerprint(kept).encode()
+
+    def figures(
+        self, conversations: Conversations, ctx: Ctx, state: Any, clients: Sequence[int]
+    ) -> None:
+        """None: the server has the states."""

@@ -16,18 +16,19 @@ from torch.nn import functional
 import gossamer
 from gossamer import submodels
 from gossamer.config import Config, read
-from gossamer.core import Ctx, Ensemble, Examples, Key, Params, budgets_of
+from gossamer.core import AnyMethod, Ctx, Ensemble, Examples, Key, Params, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Checkpoint
-from gossamer.engine.client import AnyMethod, server_ctx
+from gossamer.engine.client import server_ctx
 from gossamer.engine.evaluate import density, is_global
 from gossamer.engine.events import CONFIG, PROJECT
+from gossamer.engine.processor import cores
 from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
-from gossamer.engine.workers import Workers, cores
-from gossamer.flower.node_state import Shelf
-from gossamer.flower.remote_data import Distant
+from gossamer.engine.workers import Workers
+from gossamer.flower.node_state import NodeState
+from gossamer.flower.remote_data import RemoteData
 from gossamer.flower.server import SIZES, set_up
 from gossamer.task import Task
 from gossamer.wire import load as decode
@@ -111,8 +112,8 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
     found = checkpoint.newest(folder / "rounds")
     if found is None:
         raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
-    distant = (folder / SIZES).exists()
-    method, task, federation = _built(config, folder, distant)
+    remote = (folder / SIZES).exists()
+    method, task, federation = _built(config, folder, remote)
     wish = config.experiment
     pool = federation.pool
     ctx = server_ctx(task, Key(wish.seed), found.progress.round, wish.rounds, budgets_of(pool))
@@ -124,25 +125,25 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
     if client is not None:
         if client not in {each.id for each in pool}:
             raise ValueError(f"there is no client {client}; the run has {len(pool)}, from 0 up")
-        shelves = Path(states) if states is not None else None
-        local = _kept(store, config, found, client, shelves, networked)
+        nodes = Path(states) if states is not None else None
+        local = _kept(store, config, found, client, nodes, networked)
         own = method.model(ctx, state, decode(local, record_types(method)))
         if is_global(own, params):
             raise ValueError(f"client {client} has no model of its own; use the run's, without it")
-        params, test = own, test if distant else federation.client(client).test
+        params, test = own, test if remote else federation.client(client).test
     elif not networked and (keep := store.clients()):
         personal = not is_global(method.model(ctx, state, store.get(keep[0])), params)
-    params = _ready(ctx, method, federation, params, client, distant)
+    params = _ready(ctx, method, federation, params, client, remote)
     model = Model(task, params, {}, test, personal)
     facts = _facts(config, federation, found, client) | {"density": round(model.density, 6)}
     return replace(model, facts=facts)
 
 
-def _built(config: Config, folder: Path, distant: bool) -> tuple[AnyMethod, Task, Federation]:
-    if not distant:
+def _built(config: Config, folder: Path, remote: bool) -> tuple[AnyMethod, Task, Federation]:
+    if not remote:
         return config.build()
     sizes = dict(json.loads((folder / SIZES).read_bytes()))
-    setup = set_up(config, Distant.of(config).sized(sizes))
+    setup = set_up(config, RemoteData.of(config).sized(sizes))
     return setup.method, setup.task, setup.federation
 
 
@@ -165,8 +166,8 @@ def _kept(
             f"what client {client} keeps is at its node; --states names the node's folder for it"
         )
     run = f"{config.method.rpartition(':')[2]}-{found.run}"
-    for shelf in sorted(states.glob("node-*")):
-        if (own := Shelf(shelf).get(run, client, data.decode())) is not None:
+    for node in sorted(states.glob("node-*")):
+        if (own := NodeState(node).get(run, client, data.decode())) is not None:
             return own
     raise FileNotFoundError(
         f"{states} does not have what client {client} kept by round {found.progress.round}"
@@ -179,12 +180,12 @@ def _ready(
     federation: Federation,
     model: Params | Ensemble,
     client: int | None,
-    distant: bool,
+    remote: bool,
 ) -> Params | Ensemble:
     """The model as it is tested: batch normalisation without statistics is given some."""
     if getattr(method, "bn", "running") != "static" or not ctx.task.running_statistics:
         return model
-    if distant:
+    if remote:
         raise ValueError(
             "batch normalisation of this method is calibrated on clients' data, which are not here"
         )

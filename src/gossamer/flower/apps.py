@@ -1,7 +1,7 @@
-"""Flower's ServerApp and ClientApp around a method; nothing but this file knows Flower.
+"""Flower's ServerApp and ClientApp around a method; only this file depends on Flower.
 
-A letter is an ArrayRecord of two arrays of bytes. They are apart because Flower sends equal objects
-once: what goes to everybody is uploaded once, whatever stands in the heads.
+A message is an ArrayRecord of two byte arrays, head and body. They are separate because Flower
+sends equal objects once: a body that goes to all clients is uploaded once, whatever the heads are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -23,11 +23,13 @@ from flwr.serverapp import Grid, ServerApp
 from google.protobuf.message import DecodeError
 
 from gossamer import fields
-from gossamer.engine.participant import one_line
-from gossamer.flower.messages import Letter, hello, plain
-from gossamer.flower.node import Node, Setup
+from gossamer.engine.client import one_line
+from gossamer.engine.run_record import Run
+from gossamer.flower import messages
+from gossamer.flower.carrier import Incoming, Outgoing
+from gossamer.flower.node import Node
 from gossamer.flower.server import serve
-from gossamer.flower.server_transport import Arrival, Parcel, Patience
+from gossamer.flower.server_transport import Patience
 from gossamer.wire import WireError
 
 RECORD, HEAD, BODY = "gossamer", "head", "body"
@@ -38,7 +40,7 @@ SILENCE = 15.0
 """Seconds after which a node that has not answered is sent one more message."""
 
 GARBAGE = (DecodeError, ValueError, TypeError, LookupError, AttributeError)
-"""What Flower raises over a message that its sender made up."""
+"""What Flower raises for a malformed message."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Sent:
     until: float
 
 
-class Carriage:
+class GridCarrier:
     """Flower's grid as a carrier.
 
-    A SuperNode sends an answer for every message that it receives. One that was cut off within a
-    message, as by the end of a server, answers that message too, and from then on is one behind:
-    it sends an answer only when the next message comes, to all appearances too late. So a node
-    that is silent for a while is sent one more.
+    A SuperNode answers every message that it receives. One that was cut off while it received a
+    message, such as by the end of a server, answers that message too and is one behind from then
+    on: it sends an answer only when the next message arrives. So a node that is silent for a while
+    is sent one more message.
     """
 
     def __init__(self, grid: Grid, now: Callable[[], float] = time.monotonic) -> None:
@@ -66,50 +68,50 @@ class Carriage:
         self._nudged: dict[int, float] = {}
 
     def nodes(self) -> list[int]:
-        """Nodes that the SuperLink has heard of lately."""
+        """The nodes that the SuperLink considers online."""
         return list(self._grid.get_node_ids())
 
     def names(self) -> dict[int, str]:
-        """Names of keys, as they were registered."""
+        """The names under which keys were registered."""
         return {each.node_id: each.name for each in self._grid.get_nodes()}
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str]:
-        """Pushes messages; those that the SuperLink did not take have no name."""
-        messages = [
+    def send(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        """Pushes messages; those that the SuperLink did not accept have an empty id."""
+        pushed = [
             Message(
-                enclosed(parcel.letter),
-                parcel.node,
-                parcel.purpose,
-                group_id=str(parcel.round),
-                ttl=parcel.seconds,
+                to_record(each.message),
+                each.node,
+                each.purpose,
+                group_id=str(each.round),
+                ttl=each.seconds,
             )
-            for parcel in parcels
+            for each in outgoing
         ]
-        taken = {id for id in self._grid.push_messages(messages) if id}
-        names = [message.metadata.message_id for message in messages]
+        accepted = {id for id in self._grid.push_messages(pushed) if id}
+        ids = [message.metadata.message_id for message in pushed]
         now = self._now()
         self._open |= {
-            name: Sent(parcel.node, now, now + parcel.seconds)
-            for name, parcel in zip(names, parcels, strict=True)
-            if name in taken
+            id: Sent(each.node, now, now + each.seconds)
+            for id, each in zip(ids, outgoing, strict=True)
+            if id in accepted
         }
-        return [name if name in taken else "" for name in names]
+        return [id if id in accepted else "" for id in ids]
 
-    def collect(self, ids: Sequence[str]) -> list[Arrival]:
-        """Pulls answers; one that is no letter is a reason."""
+    def collect(self, ids: Sequence[str]) -> list[Incoming]:
+        """Pulls answers; one that cannot be read becomes a reason."""
         if not ids:
             return []
         try:
-            found = [_arrival(message) for message in self._grid.pull_messages(list(ids))]
-        except GARBAGE:  # somebody's: so ask for each alone
-            found = [arrival for id in ids for arrival in self._alone(id)]
-        for arrival in found:
-            self._open.pop(arrival.id, None)
+            received = [_incoming(message) for message in self._grid.pull_messages(list(ids))]
+        except GARBAGE:  # from one of the nodes, so pull each answer on its own
+            received = [incoming for id in ids for incoming in self._pull(id)]
+        for incoming in received:
+            self._open.pop(incoming.id, None)
         self._nudge()
-        return found
+        return received
 
     def _nudge(self) -> None:
-        """One message more for every node that has been silent since its last."""
+        """Sends one more message to every node that has been silent since its last."""
         now = self._now()
         self._open = {id: sent for id, sent in self._open.items() if now < sent.until}
         silent = {
@@ -122,87 +124,105 @@ class Carriage:
         self._nudged |= dict.fromkeys(silent, now)
         self._grid.push_messages(
             [
-                Message(enclosed(hello(seconds)), node, "query", group_id="0", ttl=seconds)
+                Message(
+                    to_record(messages.register(seconds)), node, "query", group_id="0", ttl=seconds
+                )
                 for node, seconds in silent.items()
             ]
         )
 
-    def _alone(self, id: str) -> list[Arrival]:
+    def _pull(self, id: str) -> list[Incoming]:
         try:
-            return [_arrival(message) for message in self._grid.pull_messages([id])]
+            return [_incoming(message) for message in self._grid.pull_messages([id])]
         except GARBAGE as problem:
-            return [Arrival(id, None, f"its answer cannot be read: {one_line(problem)}")]
+            return [Incoming(id, None, f"its answer cannot be read: {one_line(problem)}")]
 
 
-def _arrival(message: Message) -> Arrival:
-    """What came; anything but a letter is a reason."""
+def _incoming(message: Message) -> Incoming:
+    """The answer in Flower's message, or why there is none."""
     id = message.metadata.reply_to_message_id
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Arrival(id, None, f"error {message.error.code}: {plain(lines[-1][:1000])}")
+        return Incoming(id, None, f"error {message.error.code}: {messages.plain(lines[-1][:1000])}")
     try:
-        return Arrival(id, unclosed(message.content))
+        return Incoming(id, from_record(message.content))
     except WireError as problem:
-        return Arrival(id, None, str(problem))
+        return Incoming(id, None, str(problem))
 
 
-def enclosed(letter: Letter) -> RecordDict:
-    """A letter as Flower carries it."""
-    head, body = letter.packed()
+def to_record(message: messages.Message) -> RecordDict:
+    """A message as a Flower record."""
+    head, body = message.packed()
     arrays = {name: _array(data) for name, data in ((HEAD, head), (BODY, body))}
     return RecordDict({RECORD: ArrayRecord(arrays)})
 
 
-def unclosed(content: RecordDict) -> Letter:
-    """The letter in a message; whatever else it holds is a `WireError`."""
+def from_record(content: RecordDict) -> messages.Message:
+    """The message in a Flower record; anything else is a `WireError`."""
     record = content.get(RECORD)
     if not isinstance(record, ArrayRecord) or set(record) != {HEAD, BODY}:
-        raise WireError("the message holds no letter of Gossamer's")
+        raise WireError("the record holds no message of Gossamer's")
     if any(record[name].stype != STYPE for name in (HEAD, BODY)):
-        raise WireError(f"the letter is of another version than {STYPE}")
-    return Letter.opened(record[HEAD].data, record[BODY].data)
+        raise WireError(f"the message is of another version than {STYPE}")
+    return messages.Message.parsed(record[HEAD].data, record[BODY].data)
 
 
 def server_app(
-    build: Callable[[], Setup], out: Path | None = None, patience: Patience = Patience()
+    build: Callable[[], Run],
+    out: Path | None = None,
+    patience: Patience = Patience(),
+    text: str = "",
 ) -> ServerApp:
-    """A ServerApp that runs what `build` makes; run-config may name `out` and any patience."""
+    """A ServerApp; its run-config may set `out` and every field of `patience`.
+
+    Args:
+        build: Builds what is run.
+        out: The folder of the run.
+        patience: How long to wait, and for how many.
+        text: The configuration, kept in the run's folder.
+    """
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        told = {name.replace("-", "_"): value for name, value in context.run_config.items()}
-        folder = Path(str(told["out"])) if told.get("out") else out
+        given = {name.replace("-", "_"): value for name, value in context.run_config.items()}
+        folder = Path(str(given["out"])) if given.get("out") else out
         if folder is None:
             raise ValueError("name a folder for the run: --run-config 'out=\"/path/of/run\"'")
-        serve(Carriage(grid), build(), folder, asked(patience, told))
+        run = replace(build(), out=folder)
+        serve(GridCarrier(grid), run, configured(patience, given), text=text)
 
     return app
 
 
 def client_app(
-    build: Callable[[], Setup],
+    build: Callable[[], Run],
     folder: Path | None = None,
     watchdog: bool = True,
 ) -> ClientApp:
     """A ClientApp for the clients that the node's config names, with their states on disk.
 
     Node-config: `partition-id` and `num-partitions`, by which clients are dealt to nodes in turn,
-    and `state-dir`. A client that outlives its round would block its node for ever, so a watchdog
-    ends the process; leave it out where nodes share one.
+    and `state-dir`.
+
+    Args:
+        build: Builds what is run.
+        folder: For client states, where the node-config has no `state-dir`.
+        watchdog: Whether a client that outlives its round ends its process, which would block its
+            node otherwise; leave it out where nodes share a process.
     """
     app = ClientApp()
     made = cache(build)
     nodes: dict[tuple[Path, int, int], Node] = {}
 
     def answer(message: Message, context: Context) -> Message:
-        letter = unclosed(message.content)
-        who = where(context.node_config, folder)
-        if who not in nodes:
-            nodes[who] = stand(made(), context.node_config, folder)
-        with watched(letter.head.get("seconds") if watchdog else None):
-            found = nodes[who].answer(letter)
-        return Message(enclosed(found), reply_to=message)
+        request = from_record(message.content)
+        place = where(context.node_config, folder)
+        if place not in nodes:
+            nodes[place] = node_for(made(), context.node_config, folder)
+        with watched(request.head.get("seconds") if watchdog else None):
+            reply = nodes[place].answer(request)
+        return Message(to_record(reply), reply_to=message)
 
     app.train()(answer)
     app.evaluate()(answer)
@@ -211,10 +231,10 @@ def client_app(
 
 
 def where(config: dict[str, Any], folder: Path | None) -> tuple[Path, int, int]:
-    """Where a node keeps states, which share of the clients it has, and of how many shares."""
+    """The folder of a node's states, its index, and the number of nodes."""
     if "partition-id" not in config:
         raise ValueError(
-            "the node does not know its clients; start it with "
+            "the node-config does not name the node's clients; start it with "
             "--node-config 'partition-id=0 num-partitions=1'"
         )
     index, count = int(config["partition-id"]), int(config.get("num-partitions", 1))
@@ -229,20 +249,20 @@ def where(config: dict[str, Any], folder: Path | None) -> tuple[Path, int, int]:
     return place / f"node-{index}", index, count
 
 
-def stand(setup: Setup, config: dict[str, Any], folder: Path | None) -> Node:
-    """The node that stands for its share of the clients."""
+def node_for(run: Run, config: dict[str, Any], folder: Path | None) -> Node:
+    """The node that hosts its share of the clients."""
     place, index, count = where(config, folder)
-    clients = [client.id for client in setup.federation.pool if client.id % count == index]
-    return Node(setup, place, clients)
+    clients = [client.id for client in run.federation.pool if client.id % count == index]
+    return Node(run, place, clients)
 
 
-def asked(patience: Patience, told: dict[str, Any]) -> Patience:
-    """The patience with what a run's configuration says of it."""
+def configured(patience: Patience, given: dict[str, Any]) -> Patience:
+    """The patience with the values of a run-config, checked."""
     known = {item.name: item for item in fields.settings(patience)}
-    values = {name: fields.convert(known[name], told[name]) for name in known if name in told}
-    found = fields.replace(patience, values)
-    fields.check(found)
-    return found
+    values = {name: fields.convert(known[name], given[name]) for name in known if name in given}
+    changed = fields.replace(patience, values)
+    fields.check(changed)
+    return changed
 
 
 def _array(data: bytes) -> Array:
@@ -251,7 +271,7 @@ def _array(data: bytes) -> Array:
 
 @contextmanager
 def watched(seconds: object) -> Iterator[None]:
-    """Ends the process if what is inside takes longer."""
+    """Ends the process if its block takes longer."""
     if not isinstance(seconds, int | float) or seconds <= 0:
         yield
         return

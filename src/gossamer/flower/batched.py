@@ -1,7 +1,7 @@
-"""Many clients' parts of a round at once: what a worker of a simulation is given and gives back.
+"""Batched messages: many clients' parts of a round at once, for the workers of a simulation.
 
-Here a client's state comes along with what it is asked, and goes back with its answer, so that any
-worker can play any client and none has to remember one. Equal parts of a bundle travel once.
+A client's state travels with its request and returns with its answer, so that any worker can play
+any client and none keeps state. Equal parts of a batch travel once.
 """
 
 from __future__ import annotations
@@ -12,71 +12,77 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
-from gossamer.core import Ctx
+from gossamer.core import AnyMethod, Ctx
 from gossamer.engine import replay
-from gossamer.engine.client import Abandoned, AnyMethod
-from gossamer.engine.conversation import Conversations, Reply, Talk
-from gossamer.engine.participant import Answer, Ask, Broke, Done, Lacks
-from gossamer.engine.transport import Visit
-from gossamer.engine.workers import one_torch_thread
+from gossamer.engine.client import (
+    Abandoned,
+    Answer,
+    Completed,
+    Failed,
+    MissingState,
+    Participant,
+    Request,
+)
+from gossamer.engine.conversation import Conversation, Conversations, Visit
+from gossamer.engine.expected import Reply
+from gossamer.engine.processor import one_torch_thread
+from gossamer.engine.run_record import Run
 from gossamer.flower import messages
-from gossamer.flower.messages import Letter
-from gossamer.flower.node import Setup
+from gossamer.flower.messages import Message
 from gossamer.wire import Schema, WireError, dump, fingerprint, load, record_types
 
 Item: TypeAlias = tuple[Mapping[str, Any], Mapping[str, bytes]]
-"""A small head that JSON can say, and named bytes."""
+"""A small head for JSON, and named bytes."""
+Batched: TypeAlias = Sequence[bytes]
+"""Heads of all items, then every distinct part."""
 
 
-Bundle: TypeAlias = Sequence[bytes]
-
-
-class Errands(Protocol):
-    """Takes bundles to workers."""
+class WorkerPool(Protocol):
+    """Carries batches to workers."""
 
     def workers(self) -> int:
-        """How many bundles are worked on at the same time."""
+        """How many batches are processed at the same time."""
         ...
 
-    def run(self, bundles: Sequence[Bundle]) -> Iterator[tuple[int, Bundle | str] | None]:
-        """Places of bundles with their answers, or why there is none; None while none comes."""
+    def run(self, batches: Sequence[Batched]) -> Iterator[tuple[int, Batched | str] | None]:
+        """Yields indices of batches with their answers or a reason; None while waiting."""
         ...
 
 
 @dataclass(frozen=True)
-class Errand:
-    """What a worker is to do for one client."""
+class ClientTask:
+    """One client's part of a round."""
 
-    ask: Ask
+    request: Request
     kept: bytes | None
     """The client's state."""
 
 
 @dataclass
 class _Open:
-    """A conversation that goes on."""
+    """A conversation in progress."""
 
     visit: Visit
-    talk: Talk
-    ask: Ask
+    conversation: Conversation
+    request: Request
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """The engine's transport to workers that play clients; the server has the states."""
+class BatchedTransport:
+    """The engine's transport to workers that play clients; the server keeps the states."""
 
-    errands: Errands
+    pool: WorkerPool
 
     def hold(
         self, conversations: Conversations, ctx: Ctx, state: Any, visits: Sequence[Visit]
     ) -> list[Reply]:
-        """Everybody at once; who asks for more is answered when all have answered."""
+        """Holds all conversations in parallel; follow-up requests wait until all have answered."""
         replies: list[Reply] = []
         open: list[_Open] = []
         for visit in visits:
-            talk = visit.begin(conversations, ctx.round)
+            conversation = conversations.begin(ctx.round, visit)
             try:
-                open.append(_Open(visit, talk, talk.send(None)))
+                open.append(_Open(visit, conversation, conversation.send(None)))
             except StopIteration as end:
                 replies.append(end.value)
         while open:
@@ -84,7 +90,7 @@ class Crowd:
             left = []
             for each in open:
                 try:
-                    each.ask = each.talk.send(answers[each.ask.client])
+                    each.request = each.conversation.send(answers[each.request.client])
                     left.append(each)
                 except StopIteration as end:
                     replies.append(end.value)
@@ -92,50 +98,52 @@ class Crowd:
         return replies
 
     def receipt(self, kept: bytes) -> bytes:
-        """As with threads."""
+        """The fingerprint of a client's state."""
         return fingerprint(kept).encode()
 
     def figures(
         self, conversations: Conversations, ctx: Ctx, state: Any, clients: Sequence[int]
     ) -> None:
-        """As with threads, the server evaluates all models itself."""
+        """None: the server has the states."""
 
     def _answers(self, conversations: Conversations, open: Sequence[_Open]) -> dict[int, Answer]:
-        run, method = conversations.run, conversations.method
+        run = conversations.run
         dealt = self._deal(conversations, open)
-        found: dict[int, Answer] = {}
-        for came in self.errands.run([asked(run, each) for each in dealt]):
+        by_client: dict[int, Answer] = {}
+        for came in self.pool.run([asked(run.label, each) for each in dealt]):
             if conversations.stop.at_once():
                 raise Abandoned
             if came is None:
                 continue
-            place, bundle = came
-            if not isinstance(bundle, str):
+            place, batch = came
+            if not isinstance(batch, str):
                 try:
-                    answers = read(bundle, run, dealt[place], method)
+                    answers = read(batch, run.label, dealt[place], run.method)
                 except WireError as problem:
-                    bundle = str(problem)
-            if isinstance(bundle, str):
-                answers = [Broke("network", bundle) for _ in dealt[place]]
-            for errand, answer in zip(dealt[place], answers, strict=True):
-                found[errand.ask.client] = answer
-        return found
+                    batch = str(problem)
+            if isinstance(batch, str):
+                answers = [Failed("network", batch) for _ in dealt[place]]
+            for task, answer in zip(dealt[place], answers, strict=True):
+                by_client[task.request.client] = answer
+        return by_client
 
-    def _deal(self, conversations: Conversations, open: Sequence[_Open]) -> list[list[Errand]]:
-        """Errands for every worker, the largest clients first, so that all end together."""
-        dealt: list[list[Errand]] = [[] for _ in range(self.errands.workers())]
+    def _deal(self, conversations: Conversations, open: Sequence[_Open]) -> list[list[ClientTask]]:
+        """Tasks for every worker, the largest clients first, so that all end together."""
+        dealt: list[list[ClientTask]] = [[] for _ in range(self.pool.workers())]
         loads = [0] * len(dealt)
-        sizes = {each.ask.client: each.visit.client.examples for each in open}
-        for each in sorted(open, key=lambda each: (-sizes[each.ask.client], each.ask.client)):
+        sizes = {each.request.client: each.visit.client.examples for each in open}
+        for each in sorted(
+            open, key=lambda each: (-sizes[each.request.client], each.request.client)
+        ):
             least = loads.index(min(loads))
-            kept = conversations.store.raw(each.ask.client)
-            dealt[least].append(Errand(each.ask, kept))
-            loads[least] += sizes[each.ask.client] + 1
-        return [errands for errands in dealt if errands]
+            kept = conversations.store.raw(each.request.client)
+            dealt[least].append(ClientTask(each.request, kept))
+            loads[least] += sizes[each.request.client] + 1
+        return [tasks for tasks in dealt if tasks]
 
 
 def pack(items: Iterable[Item]) -> list[bytes]:
-    """Heads first, then every part that any of them has, once."""
+    """Packs items: heads first, then every distinct part once."""
     places: dict[bytes, int] = {}
     heads = []
     for head, parts in items:
@@ -144,9 +152,9 @@ def pack(items: Iterable[Item]) -> list[bytes]:
     return [json.dumps(heads).encode(), *places]
 
 
-def unpack(bundle: Bundle) -> list[Item]:
-    """The items that were packed."""
-    heads, *parts = bundle
+def unpack(batch: Batched) -> list[Item]:
+    """The items that `pack` packed."""
+    heads, *parts = batch
     return [
         (head, {name: parts[place] for name, place in at.items()}) for head, at in json.loads(heads)
     ]
@@ -155,77 +163,81 @@ def unpack(bundle: Bundle) -> list[Item]:
 # the server's side -------------------------------------------------------------------------------
 
 
-def asked(run: str, errands: Iterable[Errand]) -> list[bytes]:
+def asked(run: str, tasks: Iterable[ClientTask]) -> list[bytes]:
     """What a worker is sent."""
     items = []
-    for errand in errands:
-        ask = errand.ask
-        head = {"run": run, "round": ask.round, "client": ask.client}
-        parts = {"schema": json.dumps(ask.schema.plain()).encode(), "body": ask.data}
-        if errand.kept is not None:
-            parts["kept"] = errand.kept
+    for task in tasks:
+        request = task.request
+        head = {"run": run, "round": request.round, "client": request.client}
+        parts = {"schema": json.dumps(request.schema.plain()).encode(), "body": request.data}
+        if task.kept is not None:
+            parts["kept"] = task.kept
         items.append((head, parts))
     return pack(items)
 
 
-def read(bundle: Bundle, run: str, errands: Sequence[Errand], method: AnyMethod) -> list[Answer]:
-    """The answers to errands, in their order."""
-    items = unpack(bundle)
-    if len(items) != len(errands):
-        raise WireError(f"{len(items)} answers came for {len(errands)} clients")
+def read(batch: Batched, run: str, tasks: Sequence[ClientTask], method: AnyMethod) -> list[Answer]:
+    """The answers to tasks, in the same order; anything else is a `WireError`."""
+    items = unpack(batch)
+    if len(items) != len(tasks):
+        raise WireError(f"{len(items)} answers came for {len(tasks)} clients")
     return [
-        _answer(head, parts, run, errand.ask, method)
-        for (head, parts), errand in zip(items, errands, strict=True)
+        _answer(head, parts, run, task.request, method)
+        for (head, parts), task in zip(items, tasks, strict=True)
     ]
 
 
 def _answer(
-    head: Mapping[str, Any], parts: Mapping[str, bytes], run: str, ask: Ask, method: AnyMethod
+    head: Mapping[str, Any],
+    parts: Mapping[str, bytes],
+    run: str,
+    request: Request,
+    method: AnyMethod,
 ) -> Answer:
-    answer = messages.read_answer(Letter(head, parts.get("body", b"")), run, ask)
+    answer = messages.read_answer(Message(head, parts.get("body", b"")), run, request)
     capsule = replay.unpack(parts["capsule"], method) if "capsule" in parts else None
     match answer:
-        case Done():
+        case Completed():
             return replace(answer, kept=parts.get("kept"))
-        case Lacks():
+        case MissingState():
             return replace(answer, failure=replace(answer.failure, capsule=capsule))
-        case Broke():
+        case Failed():
             return replace(answer, capsule=capsule)
 
 
 # a worker's side ---------------------------------------------------------------------------------
 
 
-class Bench:
-    """A place where any client can be played."""
+class ClientWorker:
+    """Plays any client of a run."""
 
-    def __init__(self, setup: Setup, abandoned: Callable[[], bool] = lambda: False) -> None:
-        self._task = setup.task.copy()
-        self._types = record_types(setup.method)
-        self._participant = replace(setup.participant(), abandoned=abandoned)
+    def __init__(self, run: Run, abandoned: Callable[[], bool] = lambda: False) -> None:
+        self._task = run.task.copy()
+        self._types = record_types(run.method)
+        self._participant = Participant(run, abandoned)
         self._schema = lru_cache(64)(self._read_schema)
 
-    def work(self, bundle: Bundle) -> list[bytes]:
-        """Plays one client after the other."""
+    def work(self, batch: Batched) -> list[bytes]:
+        """Plays the clients of a batch, one after the other."""
         with one_torch_thread():
-            return pack([self._played(head, parts) for head, parts in unpack(bundle)])
+            return pack([self._played(head, parts) for head, parts in unpack(batch)])
 
     def _played(self, head: Mapping[str, Any], parts: Mapping[str, bytes]) -> Item:
         schema, kept = self._schema(parts["schema"]), parts.get("kept")
-        ask = Ask(int(head["round"]), int(head["client"]), schema, parts["body"])
+        request = Request(int(head["round"]), int(head["client"]), schema, parts["body"])
         answer = self._participant.answer(
-            self._task, ask, lambda: None if kept is None else load(kept, self._types)
+            self._task, request, lambda: None if kept is None else load(kept, self._types)
         )
-        found: dict[str, bytes] = {}
+        answered: dict[str, bytes] = {}
         match answer:
-            case Done():
-                found["body"] = answer.data
+            case Completed():
+                answered["body"] = answer.data
                 if answer.kept is not None:
-                    found["kept"] = answer.kept
+                    answered["kept"] = answer.kept
                 answer = replace(answer, kept=None)
-            case Broke(capsule=capsule) | Lacks(failure=Broke(capsule=capsule)) if capsule:
-                found["capsule"] = dump(capsule)
-        return messages.answered(Letter(head), answer, "").head, found
+            case Failed(capsule=capsule) | MissingState(failure=Failed(capsule=capsule)) if capsule:
+                answered["capsule"] = dump(capsule)
+        return messages.answered(Message(head), answer, "").head, answered
 
     def _read_schema(self, text: bytes) -> Schema:
         return Schema.read(json.loads(text), self._types)

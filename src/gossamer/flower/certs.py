@@ -54,9 +54,9 @@ def names(certificate: Path) -> set[str]:
     """The hosts that a certificate is for."""
     from cryptography import x509
 
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    told = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {str(each.value) for each in told}
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(each.value) for each in names}
 
 
 def short(public: Path) -> str:

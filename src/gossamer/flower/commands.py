@@ -1,6 +1,6 @@
-"""Flower's own commands with sane flags: TLS and authentication of nodes, unless asked otherwise.
+"""Flower's own commands with safe flags: TLS and authentication of nodes unless asked otherwise.
 
-Every process has a home of its own, calls no home of Flower's makers, and installs nothing.
+Every process has its own home directory, sends no telemetry and installs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Nor does Ray hide accelerators from actors that asked for none, as it will not i
 
 @dataclass(frozen=True)
 class Link:
-    """Where a SuperLink is, and how one talks to it."""
+    """The address of a SuperLink, and its certificates."""
 
     host: str
     port: int
@@ -45,12 +45,12 @@ class Link:
 
     @property
     def near(self) -> str:
-        """The host by which the server itself reaches it, if it listens everywhere."""
+        """The host by which the server itself reaches it, even if it listens on all addresses."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Of Flower's processes, with a home of its own."""
+    """The environment of Flower's processes."""
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -102,7 +102,7 @@ def superlink(link: Link, database: Path) -> list[str]:
 
 
 def register(public: Path) -> list[str]:
-    """Lets the node with this key take part."""
+    """Registers the key of a node."""
     key = str(public.resolve())
     return [_program("flwr"), "supernode", "register", key, CONNECTION, "--name", public.stem]
 
@@ -114,17 +114,24 @@ def supernode(
     states: Path,
     port: int,
     wait: float = 60.0,
-    keeper: Path | None = None,
+    worker: Path | None = None,
     data: str = "",
 ) -> list[str]:
-    """Starts a node for its share of the clients; `port` is its own, for its client processes.
+    """Starts a node for its share of the clients.
 
-    It ends when it has not reached the SuperLink for `wait` seconds. `keeper` is the socket of a
-    warm process, `data` what its client trains on where data are at nodes only.
+    Args:
+        link: The SuperLink.
+        index: The node's number.
+        count: The number of nodes.
+        states: The folder for what clients keep.
+        port: The node's own, for its client processes.
+        wait: Seconds without the SuperLink after which the node ends.
+        worker: The socket of a warm worker.
+        data: What the node's client trains on, where data are at the nodes only.
     """
     config = f'partition-id={index} num-partitions={count} state-dir="{states.resolve()}"'
-    if keeper is not None:
-        config += f' keeper="{keeper}"'
+    if worker is not None:
+        config += f' warm-worker="{worker}"'
     if data:
         config += f' data="{data}"'
     command = [_program("flower-supernode"), "--superlink", link.address]
@@ -143,7 +150,12 @@ def supernode(
 
 
 def run(project: Path, nodes: int = 0) -> list[str]:
-    """Submits a project and follows its log; of so many nodes each has a key of its own."""
+    """Submits a project and follows its log.
+
+    Args:
+        project: The project's folder.
+        nodes: Number of nodes with own keys; 0: keys are not checked.
+    """
     command = [_program("flwr"), "run", str(project.resolve()), CONNECTION, "--stream"]
     return [*command, "--run-config", f"nodes={nodes}"] if nodes else command
 

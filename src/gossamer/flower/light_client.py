@@ -1,8 +1,8 @@
-"""The client of a project: it imports no PyTorch where the node has a process that did.
+"""The light client of a project: it need not import PyTorch where the node has a warm worker.
 
-Flower starts a process for every message. Where `gossamer join` keeps a warm one, this hands the
-message over and gives back what comes; elsewhere it is the whole client. It is copied into every
-project, beside the configuration of the run, and imports Gossamer only if it has to.
+Flower starts a process for every message. Where `gossamer join` runs a warm worker, this process
+only relays the message to it; elsewhere it is the whole client. The file is copied into every
+project, beside the run's configuration, and imports Gossamer only if it has to.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ CONFIG = Path(__file__).with_name("config.toml")
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Answers by the warm process, or, without one, here."""
-    warm = reached(str(context.node_config.get("keeper", "")))
-    if warm is None:
+    """Answers through the warm worker, or, without one, in this process."""
+    worker = connect(str(context.node_config.get("warm-worker", "")))
+    if worker is None:
         return whole(message, context)
     record = message.content.array_records[RECORD]
     about = json.dumps({"config": str(CONFIG), "node": dict(context.node_config)}).encode()
-    with warm:
-        put(warm, about, *(record[name].data for name in PARTS))
-        problem, head, body = (get(warm) for _ in range(3))
+    with worker:
+        put(worker, about, *(record[name].data for name in PARTS))
+        problem, head, body = (get(worker) for _ in range(3))
     if problem:
         raise RuntimeError(problem.decode())
     arrays = {
@@ -38,32 +38,32 @@ def answer(message: Message, context: Context) -> Message:
     return Message(RecordDict({RECORD: ArrayRecord(arrays)}), reply_to=message)
 
 
-def reached(path: str) -> socket.socket | None:
-    """A connection to the warm process, if there is one."""
+def connect(path: str) -> socket.socket | None:
+    """A connection to the warm worker, or None."""
     if not path or not hasattr(socket, "AF_UNIX"):
         return None
-    warm = socket.socket(socket.AF_UNIX)
+    worker = socket.socket(socket.AF_UNIX)
     try:
-        warm.connect(path)
+        worker.connect(path)
     except OSError:
-        warm.close()
+        worker.close()
         return None
-    return warm
+    return worker
 
 
 def whole(message: Message, context: Context) -> Message:
-    """The client in this process."""
+    """The whole client, in this process."""
     from gossamer.config import read
     from gossamer.flower.apps import client_app
     from gossamer.flower.server import at_node
 
     client = client_app(lambda: at_node(read(CONFIG), context.node_config))
-    found: Message = client(message, context)
-    return found
+    reply: Message = client(message, context)
+    return reply
 
 
 def put(stream: socket.socket, *parts: bytes) -> None:
-    """Sends parts with their lengths before them."""
+    """Sends parts, each preceded by its length."""
     for part in parts:
         stream.sendall(struct.pack("<Q", len(part)) + part)
 
@@ -74,14 +74,14 @@ def get(stream: socket.socket) -> bytes:
 
 
 def take(stream: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes; an error if the other side ends before."""
-    found = bytearray()
-    while len(found) < count:
-        more = stream.recv(min(count - len(found), 1 << 20))
+    """Receives exactly `count` bytes; an error if the other side ends before."""
+    data = bytearray()
+    while len(data) < count:
+        more = stream.recv(min(count - len(data), 1 << 20))
         if not more:
             raise ConnectionError("the client's process ended without an answer")
-        found += more
-    return bytes(found)
+        data += more
+    return bytes(data)
 
 
 app = ClientApp()

@@ -1,8 +1,8 @@
-"""What server and nodes write to each other around a message: its head, and how it is read.
+"""Messages between server and nodes: their heads, and how they are read.
 
-A letter is a head, a small JSON object, and a body, which is a message of the wire, a server's
-state, or nothing. The body alone is what the ledger charges; heads are the transport's overhead.
-Whatever comes from the other side may be garbage: reading it raises `WireError` and nothing else.
+A message is a head, a small JSON object, and a body: an encoded record, a server's state, or
+nothing. The ledger charges the body; heads are the transport's overhead. What the other side sends
+is not trusted: reading it raises `WireError` and nothing else.
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from gossamer.accounting import Entry
-from gossamer.engine.client import Stage
+from gossamer.engine.client import (
+    Account,
+    Answer,
+    Completed,
+    Failed,
+    MissingState,
+    Request,
+    Stage,
+)
 from gossamer.engine.evaluate import Figures
-from gossamer.engine.participant import Account, Answer, Ask, Broke, Done, Lacks
 from gossamer.wire import Schema, WireError
 from gossamer.wire.schema import Types
 
 LONGEST_HEAD = 2**22
 """Bytes of a head, at most."""
 LARGEST = 2**62
-"""Whatever a node counts, it is less."""
+"""Upper limit of whatever a node counts."""
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What one side sends to the other at once."""
+class Message:
+    """What one side sends to the other."""
 
     head: Mapping[str, Any]
     body: bytes = b""
 
     @property
     def kind(self) -> str:
-        """What the letter is about."""
+        """The kind of message."""
         return str(self.head.get("kind", ""))
 
     def packed(self) -> tuple[bytes, bytes]:
@@ -42,53 +49,58 @@ class Letter:
         return json.dumps(self.head, separators=(",", ":")).encode(), self.body
 
     @classmethod
-    def opened(cls, head: bytes, body: bytes) -> Letter:
-        """The letter that was packed."""
+    def parsed(cls, head: bytes, body: bytes) -> Message:
+        """Parses what `packed` returned; damage is a `WireError`."""
         if len(head) > LONGEST_HEAD:
-            raise WireError(f"a letter's head of {len(head)} bytes is longer than {LONGEST_HEAD}")
+            raise WireError(f"a message has a head of {len(head)} bytes, more than {LONGEST_HEAD}")
         try:
-            found = json.loads(head)
+            parsed = json.loads(head)
         except (ValueError, RecursionError) as damage:
-            raise WireError("a letter's head is no JSON") from damage
-        if not isinstance(found, dict):
-            raise WireError("a letter's head is no JSON object")
-        return cls(found, body)
+            raise WireError("the head of a message is not JSON") from damage
+        if not isinstance(parsed, dict):
+            raise WireError("the head of a message is not a JSON object")
+        return cls(parsed, body)
 
 
 @dataclass(frozen=True)
-class Here:
-    """A node's answer to the roll call."""
+class NodeInfo:
+    """What a node says of itself when it registers."""
 
     clients: Mapping[int, int]
-    """The clients it stands for, and how many examples each can train on."""
+    """The clients it hosts, and how many training examples each has."""
     agreement: str
-    """A hash of everything that server and node must have in common."""
+    """A hash of everything that server and node must agree on."""
 
 
-# the server's letters ----------------------------------------------------------------------------
+# messages of the server ---------------------------------------------------------------------------
 
 
-def hello(seconds: float) -> Letter:
-    """Asks a node who it is; it need not answer later."""
-    return Letter({"kind": "hello", "seconds": seconds})
+def register(seconds: float) -> Message:
+    """Asks a node to register within some seconds."""
+    return Message({"kind": "register", "seconds": seconds})
 
 
-def train(ask: Ask, run: str, kept: str, explain: bool, seconds: float) -> Letter:
-    """Asks for a client's part in a round, beginning with the state whose fingerprint is `kept`.
+def train(request: Request, run: str, kept: str, explain: bool, seconds: float) -> Message:
+    """Asks a client to train.
 
-    The schema goes along only to `explain` a form of message that the node has not seen yet.
+    Args:
+        request: What the client is sent.
+        run: The run's label.
+        kept: The fingerprint of the state that the client begins with; empty: none.
+        explain: Whether to send the schema along, which the node has not seen yet.
+        seconds: How long the answer is of use.
     """
     head: dict[str, Any] = {
         "kind": "train",
         "run": run,
-        "round": ask.round,
-        "client": ask.client,
+        "round": request.round,
+        "client": request.client,
         "kept": kept,
         "seconds": seconds,
     }
     if explain:
-        head["schema"] = ask.schema.plain()
-    return Letter(head, ask.data)
+        head["schema"] = request.schema.plain()
+    return Message(head, request.data)
 
 
 def evaluate(
@@ -98,8 +110,17 @@ def evaluate(
     kept: Mapping[int, str],
     state: bytes,
     seconds: float,
-) -> Letter:
-    """Asks how models of clients do on their own data; models may depend on the server's state."""
+) -> Message:
+    """Asks a node to evaluate its clients' models on their own data.
+
+    Args:
+        run: The run's label.
+        round: The round.
+        budgets: Each budget in the pool once, ascending.
+        kept: Fingerprints of the clients' states.
+        state: The server's state, on which models may depend.
+        seconds: How long the answer is of use.
+    """
     head = {
         "kind": "evaluate",
         "run": run,
@@ -108,38 +129,44 @@ def evaluate(
         "kept": [[client, name] for client, name in kept.items()],
         "seconds": seconds,
     }
-    return Letter(head, state)
+    return Message(head, state)
 
 
-def read_schema(letter: Letter, types: Types) -> Schema | None:
-    """The schema in a letter, if it has one."""
-    if "schema" not in letter.head:
+def read_schema(message: Message, types: Types) -> Schema | None:
+    """The schema in a message, or None."""
+    if "schema" not in message.head:
         return None
     try:
-        return Schema.read(letter.head["schema"], types)
+        return Schema.read(message.head["schema"], types)
     except (ValueError, RecursionError) as refusal:
         raise WireError(str(refusal)) from refusal
 
 
-# a node's letters --------------------------------------------------------------------------------
+# messages of a node -------------------------------------------------------------------------------
 
 
-def here(found: Here) -> Letter:
-    """Tells for whom a node stands."""
-    listed = [[client, examples] for client, examples in found.clients.items()]
-    return Letter({"kind": "here", "clients": listed, "agreement": found.agreement})
+def registered(info: NodeInfo) -> Message:
+    """Registers a node."""
+    listed = [[client, examples] for client, examples in info.clients.items()]
+    return Message({"kind": "registered", "clients": listed, "agreement": info.agreement})
 
 
-def explain() -> Letter:
-    """Asks for the schema of the message that came."""
-    return Letter({"kind": "explain"})
+def explain() -> Message:
+    """Asks for the schema of the message received."""
+    return Message({"kind": "explain"})
 
 
-def answered(to: Letter, answer: Answer, began: str) -> Letter:
-    """A client's answer; `began` is the fingerprint of the state that it began with."""
+def answered(to: Message, answer: Answer, began: str) -> Message:
+    """A client's answer.
+
+    Args:
+        to: The message that is answered.
+        answer: The answer.
+        began: The fingerprint of the state that the client began with.
+    """
     head: dict[str, Any] = {name: to.head[name] for name in ("run", "round", "client")}
     match answer:
-        case Done():
+        case Completed():
             account = answer.account
             head |= {
                 "kind": "done",
@@ -153,123 +180,124 @@ def answered(to: Letter, answer: Answer, began: str) -> Letter:
                 "message": account.up[0].message if account.up else "",
                 "rows": [[r.leaf, r.sent, r.information, r.paper] for r in account.up],
             }
-            return Letter(head, answer.data)
-        case Lacks():
+            return Message(head, answer.data)
+        case MissingState():
             failure = answer.failure
-            told = {"what": answer.what, "stage": failure.stage, "reason": failure.reason}
-            return Letter({**head, "kind": "lacks", **told})
-        case Broke():
-            return Letter({**head, "kind": "broke", "stage": answer.stage, "reason": answer.reason})
+            head |= {"what": answer.what, "stage": failure.stage, "reason": failure.reason}
+            return Message({**head, "kind": "missing"})
+        case Failed():
+            head |= {"stage": answer.stage, "reason": answer.reason}
+            return Message({**head, "kind": "failed"})
 
 
-def measured(figures: Mapping[int, Figures | None]) -> Letter:
-    """What a node's clients measured; None for those whose model is the global one."""
+def measured(figures: Mapping[int, Figures | None]) -> Message:
+    """What a node's clients measured; None for a client whose model is the global one."""
     listed = [
         [client, None if each is None else [each.test, each.valid, each.density, each.own]]
         for client, each in figures.items()
     ]
-    return Letter({"kind": "measured", "figures": listed})
+    return Message({"kind": "measured", "figures": listed})
 
 
-# reading a node's letters ------------------------------------------------------------------------
+# reading messages of a node -----------------------------------------------------------------------
 
 
-def read_here(letter: Letter) -> Here:
-    """Who a node says it is."""
-    match letter.head:
-        case {"kind": "here", "clients": list(listed), "agreement": str(agreement)}:
+def read_registered(message: Message) -> NodeInfo:
+    """What a node says of itself."""
+    match message.head:
+        case {"kind": "registered", "clients": list(listed), "agreement": str(agreement)}:
             clients = {}
             for pair in listed:
                 match pair:
                     case [int(client), int(examples)] if client >= 0 <= examples < LARGEST:
                         clients[client] = examples
                     case _:
-                        raise WireError(f"a node cannot stand for {pair!r}")
-            return Here(clients, agreement)
-    raise WireError("the answer to the roll call is none")
+                        raise WireError(f"a node cannot host {pair!r}")
+            return NodeInfo(clients, agreement)
+    raise WireError("the answer is not a registration")
 
 
-def read_answer(letter: Letter, run: str, ask: Ask) -> Answer:
-    """A client's answer to `ask`; anything else, such as one to an older round, is refused."""
-    head = letter.head
-    for name, wanted in (("run", run), ("round", ask.round), ("client", ask.client)):
+def read_answer(message: Message, run: str, request: Request) -> Answer:
+    """A client's answer to `request`; anything else, such as an older answer, is a `WireError`."""
+    head = message.head
+    for name, wanted in (("run", run), ("round", request.round), ("client", request.client)):
         if head.get(name) != wanted or type(head.get(name)) is not type(wanted):
-            told = str(head.get(name))[:80]
-            raise WireError(f"the answer is for {name} {told}, {wanted} was asked")
+            received = str(head.get(name))[:80]
+            raise WireError(f"the answer is for {name} {received}, {wanted} was asked")
     match head:
-        case {"kind": "lacks", "what": "mask" | "state" as what}:
-            return Lacks(what, _read_failure(head))
-        case {"kind": "broke"}:
+        case {"kind": "missing", "what": "mask" | "state" as what}:
+            return MissingState(what, _read_failure(head))
+        case {"kind": "failed"}:
             return _read_failure(head)
         case {"kind": "done"}:
-            return _read_done(letter)
+            return _read_done(message)
     raise WireError("the answer is of no known kind")
 
 
-def read_measured(letter: Letter, wanted: Sequence[int]) -> dict[int, Figures | None]:
-    """The figures of those clients that were asked for."""
-    found: dict[int, Figures | None] = {}
-    listed = letter.head.get("figures")
-    if letter.kind != "measured" or not isinstance(listed, list):
+def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures | None]:
+    """The figures of the clients that were asked for."""
+    figures: dict[int, Figures | None] = {}
+    listed = message.head.get("figures")
+    if message.kind != "measured" or not isinstance(listed, list):
         raise WireError("the answer holds no figures")
     for pair in listed:
         match pair:
             case [int(client), None] if client in wanted:
-                found[client] = None
+                figures[client] = None
             case [int(client), [test, valid, density, bool(own)]] if client in wanted:
-                found[client] = Figures(_figure(test), _figure(valid), _figure(density), own)
+                figures[client] = Figures(_figure(test), _figure(valid), _figure(density), own)
             case _:
-                raise WireError(f"{str(pair)[:80]} are no figures that were asked for")
-    return found
+                raise WireError(f"{str(pair)[:80]} are not figures that were asked for")
+    return figures
 
 
-def _read_failure(head: Mapping[str, Any]) -> Broke:
+def _read_failure(head: Mapping[str, Any]) -> Failed:
     stage: Any = head.get("stage")
     reason = head.get("reason")
     if stage not in get_args(Stage) or not isinstance(reason, str):
         raise WireError("a client failed without a reason")
-    return Broke(stage, plain((reason.splitlines() or [""])[0][:1000]))
+    return Failed(stage, plain((reason.splitlines() or [""])[0][:1000]))
 
 
-def _read_done(letter: Letter) -> Done:
-    head = letter.head
-    kept, message, rows = head.get("kept"), head.get("message"), head.get("rows")
+def _read_done(message: Message) -> Completed:
+    head = message.head
+    kept, name, rows = head.get("kept"), head.get("message"), head.get("rows")
     metrics = head.get("metrics")
-    if not isinstance(rows, list) or not isinstance(message, str) or not isinstance(metrics, dict):
+    if not isinstance(rows, list) or not isinstance(name, str) or not isinstance(metrics, dict):
         raise WireError("a client's account is incomplete")
     if not all(_is_metric(value) for value in metrics.values()):
-        raise WireError("a client's metrics are no numbers")
+        raise WireError("a client's metrics are not numbers")
     entries = []
     for row in rows:
         match row:
             case [str(leaf), sent, information, paper]:
                 bits = [_amount(each) for each in (sent, information, paper)]
-                entries.append(Entry("up", plain(message), plain(leaf), *bits))
+                entries.append(Entry("up", plain(name), plain(leaf), *bits))
             case _:
-                raise WireError("a row of a client's account is none")
-    if abs(sum(entry.sent for entry in entries) - 8 * len(letter.body)) > 0.5:
-        raise WireError(f"a client's account is not that of its {len(letter.body)} bytes")
+                raise WireError("a row of a client's account is malformed")
+    if abs(sum(entry.sent for entry in entries) - 8 * len(message.body)) > 0.5:
+        raise WireError(f"a client's account does not match its {len(message.body)} bytes")
     if kept is not None and not is_fingerprint(kept):
-        raise WireError("a client's state has no fingerprint")
+        raise WireError("a client's state has no valid fingerprint")
     account = Account(
         examples=_count(head.get("examples")),
         steps=_count(head.get("steps")),
         density=_share(head.get("density")),
         flops=_count(head.get("flops")),
-        metrics={plain(name): value for name, value in metrics.items()},
+        metrics={plain(metric): value for metric, value in metrics.items()},
         up=tuple(entries),
     )
-    return Done(letter.body, None if kept is None else kept.encode(), account)
+    return Completed(message.body, None if kept is None else kept.encode(), account)
 
 
 def is_fingerprint(text: object) -> bool:
-    """Whether a text can be the name of a state."""
+    """Whether a text is a fingerprint."""
     return isinstance(text, str) and len(text) == 32 and set(text) <= set("0123456789abcdef")
 
 
 def plain(text: str) -> str:
-    """A text of the other side as a terminal may show it."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    """A text of the other side, safe to print on a terminal."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _is_metric(value: object) -> bool:
@@ -278,13 +306,13 @@ def _is_metric(value: object) -> bool:
 
 def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value < LARGEST:
-        raise WireError(f"{str(value)[:80]} is no count")
+        raise WireError(f"{str(value)[:80]} is not a count")
     return value
 
 
 def _amount(value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value < LARGEST:  # type: ignore[operator]
-        raise WireError(f"{str(value)[:80]} is no number of bits")
+        raise WireError(f"{str(value)[:80]} is not a number of bits")
     return value  # type: ignore[return-value]
 
 
@@ -294,5 +322,5 @@ def _figure(value: object) -> float | None:
 
 def _share(value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise WireError(f"{str(value)[:80]} is no share")
+        raise WireError(f"{str(value)[:80]} is not a fraction")
     return value  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""What clients of a node keep, on the node's disk: by run, and the last two versions of each.
+"""What a node's clients keep, on the node's disk: by run, and the last two versions of each.
 
-A state is named by its fingerprint. The server says which one a round begins with, so a round that
-is repeated, by a server that lost it or refused its reply, begins where it began before.
+A state is named by its fingerprint. The server says with which state a round begins, so a round
+that is repeated, because its reply was lost or refused, begins with the same state again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """States of clients, and what else a node should not be told twice."""
+class NodeState:
+    """The states of a node's clients, and the schemas that the node has received."""
 
     folder: Path
 
     def get(self, run: str, client: int, name: str) -> bytes | None:
-        """The state of that fingerprint, or None if it is not here or is damaged."""
+        """The state with this fingerprint, or None if it is absent or damaged."""
         path = self._place(run, client) / f"{name}.bin"
         data = path.read_bytes() if name and path.exists() else None
         return data if data is not None and fingerprint(data) == name else None
 
     def put(self, run: str, client: int, data: bytes, began: str) -> str:
-        """Keeps a new state beside the one it came from; all others go. Returns its name."""
+        """Keeps a new state and the one it began from; older ones are deleted.
+
+        Returns:
+            The fingerprint of the new state.
+        """
         place, name = self._place(run, client), fingerprint(data)
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / f"{name}.bin", data)
@@ -39,7 +43,7 @@ class Shelf:
         return name
 
     def schema(self, name: str) -> bytes | None:
-        """The schema of messages that begin with these eight bytes, as text."""
+        """The schema with this hash as JSON, or None."""
         path = self.folder / "schemas" / f"{name}.json"
         return path.read_bytes() if path.exists() else None
 
@@ -51,7 +55,7 @@ class Shelf:
             write_atomically(path, schema)
 
     def forget(self, name: str) -> None:
-        """Drops a schema that is of no use."""
+        """Deletes a schema that cannot be used."""
         (self.folder / "schemas" / f"{name}.json").unlink(missing_ok=True)
 
     def _place(self, run: str, client: int) -> Path:

@@ -16,7 +16,7 @@ PACKAGE = "gossamer_app"
 FLOWER = "1.41.0"
 """The version of Flower that projects are written for."""
 LONGEST = 32
-"""Letters that Flower allows in the name of a project."""
+"""Characters that Flower allows in the name of a project."""
 
 _SERVER = '''"""The server; the run itself is described in config.toml."""
 
@@ -26,7 +26,8 @@ from gossamer.config import read
 from gossamer.flower.apps import server_app
 from gossamer.flower.server import {function}
 
-app = server_app(lambda: {function}(read(Path(__file__).with_name("config.toml"))))
+CONFIG = Path(__file__).with_name("config.toml")
+app = server_app(lambda: {function}(read(CONFIG)), text=CONFIG.read_text(encoding="utf-8"))
 '''
 
 _PROJECT = """[build-system]
@@ -72,9 +73,20 @@ Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/L
 def write(
     folder: Path, config: Config, out: Path, patience: Patience = Patience(), own: bool = False
 ) -> list[Path]:
-    """Writes a project; an error if there is one already, so that none is overwritten.
+    """Writes a project; an existing one is never overwritten.
 
-    `own` is for nodes with data of their own.
+    Args:
+        folder: The project's folder.
+        config: The run's configuration.
+        out: The folder of the run, at the server.
+        patience: How long the server waits, and for how many.
+        own: Whether nodes have data of their own.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FileExistsError: The folder holds a project already.
     """
     if (folder / "pyproject.toml").exists():
         raise FileExistsError(f"{folder} already holds a project; choose another folder")
@@ -94,7 +106,9 @@ def write(
         ".gitignore": _IGNORED,
         f"{PACKAGE}/__init__.py": '"""Gossamer on Flower."""\n',
         f"{PACKAGE}/server.py": _SERVER.format(function="at_server" if own else "set_up"),
-        f"{PACKAGE}/client.py": Path(__file__).with_name("thin.py").read_text(encoding="utf-8"),
+        f"{PACKAGE}/client.py": Path(__file__)
+        .with_name("light_client.py")
+        .read_text(encoding="utf-8"),
         f"{PACKAGE}/{CONFIG}": config.toml(),
     }
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)

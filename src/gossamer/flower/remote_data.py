@@ -1,7 +1,7 @@
-"""Data that only nodes have: one client at each, with a data set of its own.
+"""Data that only the nodes have: each hosts one client, with a data set of its own.
 
-The server has a data set too, of which it needs the shape of an input, the classes and, if there is
-any, the test set; nobody trains on it. How many examples a client has is what its node says.
+The server has a data set too, for the shape of an input, the classes and a test set, if any; nobody
+trains on it. How many examples a client has is what its node reports.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from gossamer import data
 from gossamer.config import Config
 from gossamer.core import Client, Data, Examples, Key
+from gossamer.data.arrays import Pool
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
-from gossamer.data.index import Pool
 
 Whole = data.Tensors | data.Synthetic
 """A data set that is opened by its name."""
 
 
 @dataclass(frozen=True)
-class Distant:
+class RemoteData:
     """A federation as its server sees it."""
 
     own: Whole
@@ -31,20 +31,20 @@ class Distant:
     pool: Sequence[Client]
 
     @classmethod
-    def of(cls, config: Config) -> Distant:
-        """Clients of whom only the number is known; sizes come with the roll call."""
+    def of(cls, config: Config) -> RemoteData:
+        """Clients of whom only the number is known; their sizes come with registration."""
         wish = config.experiment
         if not wish.pool:
-            raise ValueError("where data are at nodes only, say how many clients there are: --pool")
+            raise ValueError("with data at the nodes only, give the number of clients with --pool")
         key = Key(wish.division_seed).fold("data", "budgets")
         budgets = deal_budgets(wish.budgets or None, wish.pool, key)
         clients = list(Pool(np.zeros(wish.pool, np.int64), budgets))
         return cls(alone(config, wish.data), clients)
 
-    def sized(self, sizes: Mapping[int, int]) -> Distant:
-        """With what nodes have said; a client that was never there has nothing."""
-        found = [replace(client, examples=sizes.get(client.id, 0)) for client in self.pool]
-        return replace(self, pool=found)
+    def sized(self, sizes: Mapping[int, int]) -> RemoteData:
+        """With the sizes that nodes reported; a client that never registered has none."""
+        clients = [replace(client, examples=sizes.get(client.id, 0)) for client in self.pool]
+        return replace(self, pool=clients)
 
     @property
     def name(self) -> str:
@@ -63,23 +63,23 @@ class Distant:
         return self.own.augment
 
     def describe(self) -> Mapping[str, object]:
-        """The server's data, and what nodes said of theirs."""
+        """The server's data, and what nodes reported of theirs."""
         sizes = [client.examples for client in self.pool]
-        told = facts(np.array([client.budget for client in self.pool]))
-        return {**self.own.describe(), "at": "nodes", "examples": sizes, **told}
+        budgets = facts(np.array([client.budget for client in self.pool]))
+        return {**self.own.describe(), "at": "nodes", "examples": sizes, **budgets}
 
     def client(self, id: int) -> Data:
-        """Nothing: it is elsewhere."""
+        """Nothing: the data are at the client's node."""
         none = Examples(self.test.x[:0], self.test.y[:0])
         return Data(none, none, none)
 
     def test_rows(self, id: int) -> np.ndarray | None:
-        """Clients have test data of their own."""
+        """None: clients have test data of their own."""
         return None
 
 
 @dataclass(frozen=True)
-class Own:
+class NodeData:
     """A federation as a node sees it: one client of many, with the node's data."""
 
     own: Whole
@@ -112,11 +112,11 @@ class Own:
         """The node's data; an error for anybody else."""
         if id != self.id:
             raise ValueError(f"this node has the data of client {self.id}, not of client {id}")
-        found = self.own.client(self.own.pool[0].id)
-        return found if len(found.test) else replace(found, test=self.test)
+        mine = self.own.client(self.own.pool[0].id)
+        return mine if len(mine.test) else replace(mine, test=self.test)
 
     def test_rows(self, id: int) -> np.ndarray | None:
-        """Nothing here is part of the server's test set."""
+        """None: nothing here is part of the server's test set."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""A run whose clients are nodes: the engine's own loop, with a post in place of threads."""
+"""A run whose clients are on nodes: the engine's own loop, with a transport over the network."""
 
 from __future__ import annotations
 
@@ -11,90 +11,104 @@ from typing import Any
 
 from gossamer import engine
 from gossamer.config import Config, enough
-from gossamer.data.federation import Federation
-from gossamer.engine import Stop, Summary, checkpoint
+from gossamer.core import Key
+from gossamer.engine import Run, Stop, Summary, checkpoint
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import PROJECT, Sink
-from gossamer.flower.node import Setup
-from gossamer.flower.registration import Roll
-from gossamer.flower.remote_data import Distant, Own, alone
-from gossamer.flower.server_transport import Carrier, Patience, Post
+from gossamer.flower.carrier import Carrier
+from gossamer.flower.node import agreement
+from gossamer.flower.registration import Registry
+from gossamer.flower.remote_data import NodeData, RemoteData, alone
+from gossamer.flower.server_transport import Patience, ServerTransport
 from gossamer.wire import Mode
 
 SIZES = "sizes.json"
-"""What nodes said of their clients when the run began, where only they can know."""
+"""Examples by client, as nodes reported them at the start, where only they know."""
 
 
-def set_up(config: Config, seen: Distant | Own | None = None) -> Setup:
-    """What a configuration describes, as servers and nodes need it; data may be seen otherwise."""
-    federation: Federation
+def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
+    """The run that a configuration describes, as servers and nodes need it.
+
+    Args:
+        config: The configuration.
+        seen: The data as the server or a node sees them, where data are at the nodes only.
+    """
     if seen is None:
-        method, task, federation = config.build()
-    else:
-        config.check()
-        method = config.build_method()
-        if isinstance(seen, Distant):
-            enough(method, len(seen.pool))
-        task, federation = config.build_task(seen.own), seen
+        return config.build_run()
+    config.check()
+    method = config.build_method()
+    if isinstance(seen, RemoteData):
+        enough(method, len(seen.pool))
     wish = config.experiment
-    name = config.method.rpartition(":")[2]
-    mode = Mode.parse(wish.wire)
-    kept = (config.options, name, config.toml())
-    return Setup(method, task, federation, wish.rounds, wish.seed, mode, *kept)
+    return Run(
+        method,
+        config.build_task(seen.own),
+        seen,
+        rounds=wish.rounds,
+        key=Key(wish.seed),
+        options=config.options,
+        wire=Mode.parse(wish.wire),
+        name=config.method.rpartition(":")[2],
+    )
 
 
-def at_server(config: Config) -> Setup:
-    """Where data are at nodes only: what their server needs."""
-    return set_up(config, Distant.of(config))
+def at_server(config: Config) -> Run:
+    """The run as a server needs it whose nodes have data of their own."""
+    return set_up(config, RemoteData.of(config))
 
 
-def at_node(config: Config, node: Mapping[str, Any]) -> Setup:
-    """What a node needs, with data of its own if its configuration names some."""
+def at_node(config: Config, node: Mapping[str, Any]) -> Run:
+    """The run as a node needs it, with data of its own if its configuration names some."""
     if "data" not in node:
         return set_up(config)
-    return set_up(config, Own(alone(config, str(node["data"])), int(node["partition-id"])))
+    return set_up(config, NodeData(alone(config, str(node["data"])), int(node["partition-id"])))
 
 
 def serve(
     carrier: Carrier,
-    setup: Setup,
-    out: Path,
+    run: Run,
     patience: Patience = Patience(),
+    *,
+    text: str = "",
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
     now: Callable[[], float] = time.monotonic,
     rest: Callable[[float], None] = time.sleep,
 ) -> Summary:
-    """Calls the roll and runs all rounds, or those that are left where a server died before.
+    """Registers the nodes and runs all rounds, or those that are left if a server died before.
 
-    A failure costs a client its round and never the run, and every round is a checkpoint.
+    A failure costs a client its round, never the run, and every round is a checkpoint.
+
+    Args:
+        carrier: The network.
+        run: What is run; `run.out` is its folder.
+        patience: How long to wait, and for how many.
+        text: The configuration, kept in the run's folder.
+        sinks: Where events go besides the log.
+        stop: Through which the run can be asked to stop.
+        now: The clock, in seconds.
+        rest: Waits for some seconds.
     """
-    distant = setup.federation if isinstance(setup.federation, Distant) else None
-    known = _sizes(out) if distant else {}
-    if distant and known:
-        setup = replace(setup, federation=distant.sized(known))
-    roll = Roll.of(setup.federation.pool, setup.agreement(), bool(distant and not known))
-    post = Post(carrier, roll, patience, now, rest)
-    post.gather()
-    if distant and not known:
-        setup = replace(setup, federation=distant.sized(roll.sizes))
-        _keep(out / SIZES, json.dumps(sorted(roll.sizes.items())))
-    if setup.text:
-        _keep(out / PROJECT, setup.text)
-    return engine.run(
-        setup.method,
-        setup.task,
-        setup.federation,
-        rounds=setup.rounds,
-        seed=setup.seed,
-        out=out,
-        name=setup.name,
-        options=replace(setup.options, on_client_error="skip", checkpoint_every=1),
+    out = run.folder
+    remote = run.federation if isinstance(run.federation, RemoteData) else None
+    sizes = _read_sizes(out) if remote else {}
+    if remote and sizes:
+        run = replace(run, federation=remote.sized(sizes))
+    registry = Registry.of(run.federation.pool, agreement(run), bool(remote and not sizes))
+    transport = ServerTransport(carrier, registry, patience, now, rest)
+    transport.gather()
+    if remote and not sizes:
+        run = replace(run, federation=remote.sized(registry.sizes))
+        _keep(out / SIZES, json.dumps(sorted(registry.sizes.items())))
+    if text:
+        _keep(out / PROJECT, text)
+    options = replace(run.options, on_client_error="skip", checkpoint_every=1)
+    return engine.start(
+        replace(run, options=options),
         sinks=sinks,
         stop=stop,
         resume=checkpoint.newest(out / "rounds") is not None,
-        wire=setup.mode,
-        transport=post,
+        transport=transport,
     )
 
 
@@ -103,5 +117,5 @@ def _keep(path: Path, text: str) -> None:
     write_atomically(path, text.encode())
 
 
-def _sizes(out: Path) -> dict[int, int]:
+def _read_sizes(out: Path) -> dict[int, int]:
     return dict(json.loads((out / SIZES).read_bytes())) if (out / SIZES).exists() else {}

@@ -1,8 +1,8 @@
-"""The server's post: calls the roll, carries a round's conversations, waits no longer than asked.
+"""The server's transport: registers nodes and carries a round's messages, within a deadline.
 
-A client that is away, raises, stalls past the deadline or answers garbage is left out of the round
-with its reason, and is asked again when its turn comes. Nothing here trains or merges: the engine's
-loop does, and does not notice that its clients are elsewhere.
+A client that is offline, fails, misses the deadline or answers garbage is left out of the round,
+with the reason, and is asked again in a later round. The engine trains and merges: its loop is the
+same as in a simulation.
 """
 
 from __future__ import annotations
@@ -12,242 +12,209 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from gossamer.accounting import Entry
 from gossamer.core import Ctx
-from gossamer.engine.client import Abandoned, ClientError
-from gossamer.engine.conversation import Conversations, Reply, Talk
+from gossamer.engine.client import Abandoned, ClientError, Failed, Request
+from gossamer.engine.conversation import Conversation, Conversations, Visit
 from gossamer.engine.evaluate import Figures
-from gossamer.engine.participant import Ask, Broke
-from gossamer.engine.transport import Visit
+from gossamer.engine.expected import Reply
 from gossamer.fields import option
 from gossamer.flower import messages
-from gossamer.flower.messages import Letter
-from gossamer.flower.registration import Roll
+from gossamer.flower.carrier import Carrier, Incoming, Outgoing
+from gossamer.flower.messages import Message
+from gossamer.flower.registration import Registry
 from gossamer.wire import HEADER, WireError, dump
 
 log = logging.getLogger("gossamer.flower")
 
 SLOWEST = 0.5
-"""Seconds between two looks when nothing has come for a while."""
-CALL = 60.0
-"""Seconds in which a node must answer the roll call of a round."""
+"""Longest time between two polls, in seconds."""
+REGISTRATION = 60.0
+"""Seconds in which a new node must register during a run."""
 AGAIN = 30.0
-"""Seconds after which a node that was refused is asked again."""
-
-Purpose = Literal["train", "evaluate", "query"]
+"""Seconds after which a refused node is asked to register again."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server waits, and for how many."""
+    """How long a server waits, and for how many clients."""
 
-    deadline: float = option(600.0, "seconds that a round may take", above=0)
-    min_replies: int = option(1, "fewest replies of a round; with fewer it is repeated", least=0)
-    nodes: int = option(0, "nodes with keys of their own; 0: who has which is not checked", least=0)
-    attempts: int = option(10, "how often a round is tried before the run is given up", least=1)
+    deadline: float = option(600.0, "deadline of a round in seconds", above=0)
+    min_replies: int = option(1, "fewest replies; a round with fewer is repeated", least=0)
+    nodes: int = option(0, "number of nodes with own keys; 0: keys are not checked", least=0)
+    attempts: int = option(10, "attempts at a round before the run is given up", least=1)
     gather: float = option(300.0, "seconds to wait for nodes before the first round", least=0)
-    min_present: int = option(0, "clients that must be there before the first round; 0: all")
+    min_present: int = option(0, "clients that must be online before the first round; 0: all")
     poll: float = 0.02
-    """Seconds between two looks at the post, at first."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A letter with its address."""
-
-    node: int
-    purpose: Purpose
-    letter: Letter
-    round: int
-    seconds: float
-    """How long it is of any use."""
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """What came back for a parcel: a letter, or why there is none."""
-
-    id: str
-    letter: Letter | None
-    reason: str = ""
-
-
-class Carrier(Protocol):
-    """A network that takes parcels to nodes and brings what they answer."""
-
-    def nodes(self) -> list[int]:
-        """Nodes that are connected now."""
-        ...
-
-    def names(self) -> Mapping[int, str]:
-        """Under which names the keys of nodes are registered, as far as they are."""
-        ...
-
-    def send(self, parcels: Sequence[Parcel]) -> list[str]:
-        """Takes parcels; a name for each, empty if it was not accepted."""
-        ...
-
-    def collect(self, ids: Sequence[str]) -> list[Arrival]:
-        """What has come for these names since the last time."""
-        ...
+    """Seconds between two polls, at first."""
 
 
 @dataclass
 class _Open:
-    """A conversation that goes on."""
+    """A conversation in progress."""
 
     visit: Visit
-    talk: Talk
-    ask: Ask
+    conversation: Conversation
+    request: Request
     node: int = 0
     explained: bool = False
 
 
 @dataclass
-class Tally:
-    """Letters of a round: bytes of messages, which the ledger has too, and of all around them."""
+class Traffic:
+    """The messages of a round: bytes of bodies, which the ledger has too, and of heads."""
 
-    letters: int = 0
+    messages: int = 0
     body: int = 0
     head: int = 0
 
-    def add(self, letter: Letter) -> None:
-        head, body = letter.packed()
-        self.letters += 1
+    def add(self, message: Message) -> None:
+        head, body = message.packed()
+        self.messages += 1
         self.head += len(head)
         self.body += len(body)
 
 
 @dataclass
-class Post:
-    """The engine's transport to nodes that a carrier reaches."""
+class ServerTransport:
+    """The engine's transport to the nodes that a carrier reaches."""
 
     carrier: Carrier
-    roll: Roll
+    registry: Registry
     patience: Patience = Patience()
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
-    _asked: dict[int, float] = field(default_factory=dict)  # when nodes were asked who they are
+    _asked: dict[int, float] = field(default_factory=dict)  # when nodes were asked to register
     _explained: set[tuple[int, bytes]] = field(default_factory=set)
-    """Nodes that have seen a form of message, by its eight bytes."""
-    _tally: Tally = field(default_factory=Tally)
+    """Nodes that know a schema, by the hash in the header."""
+    _traffic: Traffic = field(default_factory=Traffic)
 
-    # the roll ------------------------------------------------------------------------------------
+    # registration --------------------------------------------------------------------------------
 
     def gather(self) -> None:
-        """Waits for clients before the first round; an error names those that are missing."""
+        """Waits for clients before the first round.
+
+        Raises:
+            TimeoutError: Too few came; the message names those that are missing.
+        """
         until = self.now() + self.patience.gather
         wanted = self.patience.min_present
-        if not wanted or self.roll.open:  # sizes of those who come later would never be known
-            wanted = len(self.roll.pool)
+        if not wanted or self.registry.open:  # sizes of clients that come later would be unknown
+            wanted = len(self.registry.pool)
 
         def enough() -> bool:
-            return len(self.roll.present(self.carrier.nodes())) >= wanted
+            return len(self.registry.present(self.carrier.nodes())) >= wanted
 
         while True:
-            self.call(min(until, self.now() + self.patience.deadline), enough)
+            self.register(min(until, self.now() + self.patience.deadline), enough)
             if enough():
                 return
             if self.now() >= until:
-                present = self.roll.present(self.carrier.nodes())
-                missing = sorted(self.roll.pool.keys() - present)
-                told = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+                present = self.registry.present(self.carrier.nodes())
+                missing = sorted(self.registry.pool.keys() - present)
+                listed = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
                 raise TimeoutError(
                     f"{len(present)} of {wanted} clients came within {self.patience.gather:g} s; "
-                    f"missing: {told}; start their nodes, or use --gather or --min-present"
+                    f"missing: {listed}; start their nodes, or use --gather or --min-present"
                 )
             self.rest(max(self.patience.poll, SLOWEST))
 
-    def call(self, until: float, enough: Callable[[], bool]) -> None:
-        """Asks nodes that nobody knows yet who they are, until there are enough.
+    def register(self, until: float, enough: Callable[[], bool]) -> None:
+        """Asks unknown nodes to register, until there are enough.
 
-        One that was refused is asked again after a while: it may have been started anew.
+        A refused node is asked again after a while: it may have been restarted.
         """
         now = self.now()
         unknown = [
             node
             for node in self.carrier.nodes()
-            if not self.roll.knows(node)
-            or (self.roll.refused(node) and now - self._asked.get(node, now) >= AGAIN)
+            if not self.registry.knows(node)
+            or (self.registry.refused(node) and now - self._asked.get(node, now) >= AGAIN)
         ]
         self._asked |= dict.fromkeys(unknown, now)
         seconds = max(until - now, self.patience.poll)
-        parcels = [Parcel(node, "query", messages.hello(seconds), 0, seconds) for node in unknown]
+        outgoing = [
+            Outgoing(node, "query", messages.register(seconds), 0, seconds) for node in unknown
+        ]
         names = self.carrier.names() if unknown and self.patience.nodes else {}
-        for parcel, arrival in self._exchange(parcels, until, enough):
-            self.roll.enter(parcel.node, arrival, names.get(parcel.node, ""), self.patience.nodes)
+        for sent, incoming in self._exchange(outgoing, until, enough):
+            self.registry.enter(sent.node, incoming, names.get(sent.node, ""), self.patience.nodes)
 
     # the engine's transport ----------------------------------------------------------------------
 
     def hold(
         self, conversations: Conversations, ctx: Ctx, state: Any, visits: Sequence[Visit]
     ) -> list[Reply]:
-        """Asks everybody; those without a good reply again, until there are enough."""
-        found: dict[int, Reply] = {}
+        """Asks every client; those without a valid reply again, until there are enough replies."""
+        replies: dict[int, Reply] = {}
         wasted: dict[int, Sequence[Entry]] = {}
         open, wanted = list(visits), min(self.patience.min_replies, len(visits))
-        self._tally = Tally()
+        self._traffic = Traffic()
         for _ in range(self.patience.attempts):
             for reply in self._attempt(conversations, ctx.round, open, wasted):
-                found[reply.client.id] = reply
-            refusals = {id: conversations.refusal(ctx, state, reply) for id, reply in found.items()}
+                replies[reply.client.id] = reply
+            refusals = {
+                id: conversations.refusal(ctx, state, reply) for id, reply in replies.items()
+            }
             bad = {id: reason for id, reason in refusals.items() if reason}
             for visit in open:
                 if visit.client.id in bad:
                     self._note(conversations, ctx.round, visit.client.id, bad[visit.client.id])
-            if len(found) - len(bad) >= wanted:
-                self._journal(conversations, {"round": ctx.round, **vars(self._tally)})
-                return list(found.values())
+            if len(replies) - len(bad) >= wanted:
+                self._journal(conversations, {"round": ctx.round, **vars(self._traffic)})
+                return list(replies.values())
             log.warning(
-                "round %d has %d of %d replies; it is repeated for the others",
+                "round %d has %d of %d replies; it is repeated for the other clients",
                 ctx.round,
-                len(found) - len(bad),
+                len(replies) - len(bad),
                 wanted,
             )
             open = [visit for visit in visits if visit.client.id in bad]
-            wasted = {id: _spent(found[id]) for id in bad}
+            wasted = {id: _spent(replies[id]) for id in bad}
         first = min(bad)
         cause = TimeoutError(
-            f"{len(found) - len(bad)} of {wanted} replies after {self.patience.attempts} attempts "
-            f"({bad[first]}); see to the nodes and resume, or use --min-replies"
+            f"{len(replies) - len(bad)} of {wanted} replies after {self.patience.attempts} "
+            f"attempts ({bad[first]}); repair the nodes and resume, or use --min-replies"
         )
         raise ClientError("network", ctx.round, first, cause)
 
     def receipt(self, kept: bytes) -> bytes:
-        """States stay with the clients; what the server keeps is their fingerprint."""
+        """What the server keeps of a state is its fingerprint already."""
         return kept
 
     def figures(
         self, conversations: Conversations, ctx: Ctx, state: Any, clients: Sequence[int]
     ) -> Mapping[int, Figures | None]:
-        """Asks every node once, for all of its clients that keep something."""
+        """Asks every node once, for all of its clients that have a state."""
         online = self.carrier.nodes()
         until = self.now() + self.patience.deadline
         groups: dict[int, dict[int, str]] = {}
         for client in clients:
-            node = self.roll.node(client, online)
+            node = self.registry.node(client, online)
             kept = (conversations.store.raw(client) or b"").decode()
             if node is not None:
                 groups.setdefault(node, {})[client] = kept
         body = dump(state) if groups else b""
-        parcels = []
+        outgoing = []
         for node, kept_by in groups.items():
             seconds = self.patience.deadline
-            what = (conversations.run, ctx.round, ctx.budgets, kept_by, body, seconds)
-            parcels.append(Parcel(node, "evaluate", messages.evaluate(*what), ctx.round, seconds))
-        found: dict[int, Figures | None] = {}
-        for parcel, arrival in self._exchange(parcels, until):
+            what = (conversations.run.label, ctx.round, ctx.budgets, kept_by, body, seconds)
+            outgoing.append(
+                Outgoing(node, "evaluate", messages.evaluate(*what), ctx.round, seconds)
+            )
+        figures: dict[int, Figures | None] = {}
+        for sent, incoming in self._exchange(outgoing, until):
             try:
-                if arrival.letter is None:
-                    raise WireError(arrival.reason)
-                found |= messages.read_measured(arrival.letter, list(groups[parcel.node]))
+                if incoming.message is None:
+                    raise WireError(incoming.reason)
+                figures |= messages.read_measured(incoming.message, list(groups[sent.node]))
             except WireError as problem:
-                log.warning("node %d did not evaluate: %s", parcel.node, problem)
-        if missing := sorted(set(clients) - found.keys()):
+                log.warning("node %d did not evaluate: %s", sent.node, problem)
+        if missing := sorted(set(clients) - figures.keys()):
             log.warning("round %d: no figures of clients %s", ctx.round, missing)
-        return found
+        return figures
 
     # a round -------------------------------------------------------------------------------------
 
@@ -258,28 +225,28 @@ class Post:
         visits: Sequence[Visit],
         wasted: Mapping[int, Sequence[Entry]],
     ) -> Iterator[Reply]:
-        """A reply for every visit, as they come; at the deadline the rest has failed."""
+        """A reply for every visit, as they arrive; clients that miss the deadline have failed."""
         clients = [visit.client.id for visit in visits]
 
         def reached() -> bool:
             online = self.carrier.nodes()
-            return all(self.roll.node(client, online) is not None for client in clients)
+            return all(self.registry.node(client, online) is not None for client in clients)
 
         if not reached():
-            self.call(self.now() + min(CALL, self.patience.deadline), reached)
+            self.register(self.now() + min(REGISTRATION, self.patience.deadline), reached)
         until = self.now() + self.patience.deadline
         online = self.carrier.nodes()
         open: list[_Open] = []
         for visit in visits:
-            talk = visit.begin(conversations, number, wasted.get(visit.client.id, ()))
+            conversation = conversations.begin(number, visit, wasted.get(visit.client.id, ()))
             try:
-                each = _Open(visit, talk, talk.send(None))
+                each = _Open(visit, conversation, conversation.send(None))
             except StopIteration as end:
                 yield end.value
                 continue
-            node = self.roll.node(visit.client.id, online)
+            node = self.registry.node(visit.client.id, online)
             if node is None:
-                yield _fail(each, self.roll.reason(visit.client.id), sent=False)
+                yield _fail(each, self.registry.reason(visit.client.id), sent=False)
                 continue
             each.node = node
             open.append(each)
@@ -288,16 +255,16 @@ class Post:
         while open or waiting:
             if conversations.stop.at_once():
                 raise Abandoned
-            for each, id in zip(open, self._mail(conversations, open, until), strict=True):
+            for each, id in zip(open, self._send(conversations, open, until), strict=True):
                 if id:
                     waiting[id] = each
                 else:
                     yield _fail(each, f"node {each.node} was not reached", sent=False)
             open = []
-            arrivals = self.carrier.collect(list(waiting))
-            for arrival in arrivals:
-                each = waiting.pop(arrival.id)
-                reply = self._next(conversations, each, arrival)
+            received = self.carrier.collect(list(waiting))
+            for incoming in received:
+                each = waiting.pop(incoming.id)
+                reply = self._next(conversations, each, incoming)
                 if reply is None:
                     open.append(each)
                 else:
@@ -306,39 +273,41 @@ class Post:
                 for each in (*open, *waiting.values()):
                     yield _fail(each, f"no answer within {self.patience.deadline:g} s")
                 return
-            pause = self._rest(pause, bool(arrivals))
+            pause = self._rest(pause, bool(received))
 
-    def _mail(self, conversations: Conversations, open: Sequence[_Open], until: float) -> list[str]:
-        """Sends what conversations have to say next."""
-        parcels = []
+    def _send(self, conversations: Conversations, open: Sequence[_Open], until: float) -> list[str]:
+        """Sends the next message of each conversation."""
+        outgoing = []
         seconds = max(until - self.now(), self.patience.poll)
         for each in open:
-            ask = each.ask
-            known = (each.node, ask.data[:HEADER]) in self._explained
+            request = each.request
+            known = (each.node, request.data[:HEADER]) in self._explained
             each.explained = each.explained or not known
-            kept = (conversations.store.raw(ask.client) or b"").decode()
-            letter = messages.train(ask, conversations.run, kept, each.explained, seconds)
-            self._tally.add(letter)
-            parcels.append(Parcel(each.node, "train", letter, ask.round, seconds))
-        return self.carrier.send(parcels) if parcels else []
+            kept = (conversations.store.raw(request.client) or b"").decode()
+            message = messages.train(
+                request, conversations.run.label, kept, each.explained, seconds
+            )
+            self._traffic.add(message)
+            outgoing.append(Outgoing(each.node, "train", message, request.round, seconds))
+        return self.carrier.send(outgoing) if outgoing else []
 
-    def _next(self, conversations: Conversations, each: _Open, arrival: Arrival) -> Reply | None:
-        """Goes on with a conversation; None if there is more to be sent."""
-        letter = arrival.letter
-        if letter is None:
-            return _fail(each, arrival.reason)
-        self._tally.add(letter)
-        form = (each.node, each.ask.data[:HEADER])
-        if letter.kind == "explain" and not each.explained:
-            self._explained.discard(form)
+    def _next(self, conversations: Conversations, each: _Open, incoming: Incoming) -> Reply | None:
+        """Continues a conversation; None if there is more to send."""
+        message = incoming.message
+        if message is None:
+            return _fail(each, incoming.reason)
+        self._traffic.add(message)
+        schema = (each.node, each.request.data[:HEADER])
+        if message.kind == "explain" and not each.explained:
+            self._explained.discard(schema)
             return None
         try:
-            answer = messages.read_answer(letter, conversations.run, each.ask)
+            answer = messages.read_answer(message, conversations.run.label, each.request)
         except WireError as problem:
             return _fail(each, str(problem))
-        self._explained.add(form)
+        self._explained.add(schema)
         try:
-            each.ask = each.talk.send(answer)
+            each.request = each.conversation.send(answer)
         except StopIteration as end:
             reply: Reply = end.value
             return reply
@@ -346,55 +315,59 @@ class Post:
         return None
 
     def _exchange(
-        self, parcels: Sequence[Parcel], until: float, enough: Callable[[], bool] = bool
-    ) -> Iterator[tuple[Parcel, Arrival]]:
-        """One answer for each parcel, or the reason why there is none."""
-        waiting: dict[str, Parcel] = {}
-        for parcel, id in zip(parcels, self.carrier.send(parcels) if parcels else [], strict=True):
+        self, outgoing: Sequence[Outgoing], until: float, enough: Callable[[], bool] = bool
+    ) -> Iterator[tuple[Outgoing, Incoming]]:
+        """One answer for each message, or the reason why there is none."""
+        waiting: dict[str, Outgoing] = {}
+        for sent, id in zip(outgoing, self.carrier.send(outgoing) if outgoing else [], strict=True):
             if id:
-                waiting[id] = parcel
+                waiting[id] = sent
             else:
-                yield parcel, Arrival("", None, "it was not reached")
+                yield sent, Incoming("", None, "it was not reached")
         pause = self.patience.poll
         while waiting:
-            arrivals = self.carrier.collect(list(waiting))
-            for arrival in arrivals:
-                yield waiting.pop(arrival.id), arrival
-            if self.now() >= until or (arrivals and enough()):
+            received = self.carrier.collect(list(waiting))
+            for incoming in received:
+                yield waiting.pop(incoming.id), incoming
+            if self.now() >= until or (received and enough()):
                 break
-            pause = self._rest(pause, bool(arrivals))
-        for id, parcel in waiting.items():
-            yield parcel, Arrival(id, None, "it did not answer in time")
+            pause = self._rest(pause, bool(received))
+        for id, sent in waiting.items():
+            yield sent, Incoming(id, None, "it did not answer in time")
 
     def _rest(self, pause: float, busy: bool) -> float:
-        """Waits unless something came, longer each time; returns how long to wait next."""
+        """Waits unless something arrived, longer each time.
+
+        Returns:
+            How long to wait next.
+        """
         if busy:
             return self.patience.poll
         self.rest(pause)
         return max(self.patience.poll, min(2 * pause, SLOWEST))
 
-    # what is written down ------------------------------------------------------------------------
+    # the log -------------------------------------------------------------------------------------
 
     def _note(self, conversations: Conversations, number: int, client: int, reason: str) -> None:
-        log.warning("round %d goes on without client %d: %s", number, client, reason)
+        log.warning("round %d continues without client %d: %s", number, client, reason)
         self._journal(conversations, {"round": number, "client": client, "reason": reason})
 
     def _journal(self, conversations: Conversations, line: Mapping[str, Any]) -> None:
-        """What belongs to the transport and not to the run: `messages.jsonl` beside the log."""
-        with (conversations.out / "messages.jsonl").open("a", encoding="utf-8") as file:
+        """Logs what concerns the transport alone to `messages.jsonl`, beside the event log."""
+        with (conversations.run.folder / "messages.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def _fail(each: _Open, reason: str, sent: bool = True) -> Reply:
-    """Ends a conversation that cannot go on."""
+    """Ends a conversation with a failure."""
     try:
-        each.talk.send(Broke("network", reason, sent=sent))
+        each.conversation.send(Failed("network", reason, sent=sent))
     except StopIteration as end:
         reply: Reply = end.value
         return reply
-    raise AssertionError("a conversation went on after it had failed")
+    raise AssertionError("a conversation continued after it had failed")
 
 
 def _spent(reply: Reply) -> Sequence[Entry]:
-    """The ledger of a conversation that came to nothing."""
+    """The ledger of a failed conversation."""
     return reply.event.traffic if reply.event is not None else reply.wasted

@@ -1,8 +1,8 @@
 """Flower's simulation runtime as an engine: clients in Ray actors, of one machine or of a cluster.
 
 Flower's nodes and Ray's actors are interchangeable here: a round is dealt to as many nodes as there
-are actors, the largest clients first, in one message each. States of clients stay with the server,
-so a run's folder is what the engine's own threads would have written, and either can continue it.
+are actors, the largest clients first, in one message each. Client states stay with the server, so a
+run's folder is the same as with the engine's own threads, and either can continue it.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from ray import cloudpickle  # type: ignore[import-not-found, unused-ignore]
 
-from gossamer.engine.workers import cores, keep_freed_memory
-from gossamer.flower.batched import Bench, Bundle, Crowd
-from gossamer.flower.node import Setup
+from gossamer.engine.processor import cores, keep_freed_memory
+from gossamer.engine.run_record import Run
+from gossamer.flower.batched import Batched, BatchedTransport, ClientWorker
 
 RECORD, STYPE = "gossamer", "gossamer/1"
 POLL = 0.01
-"""Seconds between two looks at what has come."""
-GLANCE, ABANDONED = 0.5, "gossamer-abandoned"
-"""Seconds between an actor's looks for the sign that its round was abandoned, and the sign."""
+"""Seconds between two polls for answers."""
+CHECK, ABANDONED = 0.5, "gossamer-abandoned"
+"""Seconds between an actor's checks whether its round was abandoned, and the name of the flag."""
 ATTEMPTS = 3
-"""How often Ray is started: on a busy machine its parts give each other up after some seconds."""
+"""Attempts to start Ray: on a busy machine its processes time out on each other."""
 WEEK = 7 * 24 * 3600.0
 """Seconds after which Flower may drop a message."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What actors run on, and what each of them takes of it."""
+    """What actors run on, and the resources of each."""
 
     workers: int = 0
-    """Actors on this machine, where no cluster is; 0 means one per core."""
+    """Actors on this machine, without a cluster; 0: one per core."""
     address: str = field(default_factory=lambda: os.environ.get("RAY_ADDRESS", ""))
-    """Of a Ray cluster; nothing starts one on this machine for the run."""
+    """Of a Ray cluster; empty: one is started on this machine for the run."""
     processors: float = 1.0
     accelerators: float = 0.0
     """Processors and GPUs of an actor."""
 
 
 class Actors:
-    """Errands by Flower's messages: one to each of as many nodes as there are bundles."""
+    """A pool of workers behind Flower's messages: one batch to each node."""
 
     def __init__(self, grid: Grid, nodes: Sequence[int], alive: Callable[[], bool]) -> None:
         self._grid = grid
         self._nodes = list(nodes)
         self._alive = alive
         self.busy = False
-        """Whether actors still work, be it on something that nobody waits for."""
+        """Whether actors still work, possibly on an abandoned round."""
 
     def workers(self) -> int:
-        """Nodes, each of which is an actor."""
+        """The number of nodes, each of which is an actor."""
         return len(self._nodes)
 
-    def run(self, bundles: Sequence[Bundle]) -> Iterator[tuple[int, Bundle | str] | None]:
-        """Sends all and hands over what comes."""
+    def run(self, batches: Sequence[Batched]) -> Iterator[tuple[int, Batched | str] | None]:
+        """Sends all batches and yields the answers as they arrive."""
         messages = [
-            Message(enclosed(bundle), node, "train", ttl=WEEK)
-            for bundle, node in zip(bundles, self._nodes, strict=False)
+            Message(to_record(batch), node, "train", ttl=WEEK)
+            for batch, node in zip(batches, self._nodes, strict=False)
         ]
         self.busy = True
         taken = set(self._grid.push_messages(messages))
@@ -80,7 +80,7 @@ class Actors:
             if message.metadata.message_id in taken:
                 waiting[message.metadata.message_id] = place
             else:
-                yield place, "Flower did not take the message"
+                yield place, "Flower did not accept the message"
         while waiting:
             if not self._alive():
                 raise OSError("Flower's simulation has ended before the run")
@@ -91,7 +91,7 @@ class Actors:
                     lines = (message.error.reason or "no reason was given").strip().splitlines()
                     yield place, lines[0]
                 else:
-                    yield place, unclosed(message.content)
+                    yield place, from_record(message.content)
             if not came:
                 time.sleep(POLL)
                 yield None
@@ -99,10 +99,12 @@ class Actors:
 
 
 @contextmanager
-def simulation(build: Callable[[], Setup], cluster: Cluster = Cluster()) -> Iterator[Crowd]:
-    """Starts Ray and Flower, and ends them; every actor calls `build` once.
+def simulation(
+    build: Callable[[], Run], cluster: Cluster = Cluster()
+) -> Iterator[BatchedTransport]:
+    """Starts Ray and Flower, and shuts them down; every actor calls `build` once.
 
-    Flower's server is a thread that lends its grid to whoever runs the engine.
+    Flower's server is a thread that lends its grid to the engine.
     """
     ready: Queue[Grid | BaseException] = Queue()
     over = threading.Event()
@@ -120,79 +122,79 @@ def simulation(build: Callable[[], Setup], cluster: Cluster = Cluster()) -> Iter
                 "num_gpus": cluster.accelerators,
             }
             run_simulation(
-                server, _client(build), hands, backend_config={"client_resources": needs}
+                server, _client(build), actor_count, backend_config={"client_resources": needs}
             )
         except BaseException as problem:
             ready.put(problem)
 
     logger = logging.getLogger("flwr")
     before = logger.level
-    logger.setLevel(logging.CRITICAL)  # what goes wrong is told as the engine tells it
+    logger.setLevel(logging.CRITICAL)  # the engine reports what goes wrong
     thread = threading.Thread(target=simulate, name="flower", daemon=True)
     try:
-        hands = _started(cluster)
+        actor_count = _started(cluster)
         thread.start()
         grid = ready.get()
         if isinstance(grid, BaseException):
             raise OSError(f"Flower's simulation did not start: {grid}") from grid
-        actors = Actors(grid, _nodes(grid, hands), thread.is_alive)
+        actors = Actors(grid, _nodes(grid, actor_count), thread.is_alive)
         try:
-            yield Crowd(actors)
+            yield BatchedTransport(actors)
         finally:
             over.set()
-            sign = _put_up() if actors.busy else None
+            flag = _raise_flag() if actors.busy else None
             thread.join()
-            del sign  # it stands as long as somebody holds it
+            del flag  # it exists as long as it is referenced
     finally:
         ray.shutdown()
         logger.setLevel(before)
 
 
-def enclosed(bundle: Sequence[bytes]) -> RecordDict:
-    """A bundle as Flower carries it."""
+def to_record(batch: Sequence[bytes]) -> RecordDict:
+    """A batch as a Flower record."""
     arrays = {
-        str(place): Array("uint8", (len(part),), STYPE, part) for place, part in enumerate(bundle)
+        str(place): Array("uint8", (len(part),), STYPE, part) for place, part in enumerate(batch)
     }
     return RecordDict({RECORD: ArrayRecord(arrays)})
 
 
-def unclosed(content: RecordDict) -> list[bytes]:
-    """The bundle in a message."""
+def from_record(content: RecordDict) -> list[bytes]:
+    """The batch in a Flower record."""
     record = content[RECORD]
     assert isinstance(record, ArrayRecord)
     return [record[str(place)].data for place in range(len(record))]
 
 
-def _client(build: Callable[[], Setup]) -> ClientApp:
+def _client(build: Callable[[], Run]) -> ClientApp:
     app = ClientApp()
     recipe = cloudpickle.dumps(build)
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        parts = _bench(recipe).work(unclosed(message.content))
-        return Message(enclosed(parts), reply_to=message)
+        parts = _worker(recipe).work(from_record(message.content))
+        return Message(to_record(parts), reply_to=message)
 
     return app
 
 
 @cache
-def _bench(recipe: bytes) -> Bench:
-    """Built once in an actor; apps come anew with every message."""
+def _worker(recipe: bytes) -> ClientWorker:
+    """Built once per actor; the app is created anew for every message."""
     keep_freed_memory()
-    return Bench(cloudpickle.loads(recipe)(), _Glances())
+    return ClientWorker(cloudpickle.loads(recipe)(), _AbandonedCheck())
 
 
 class _Abandoned:
-    """Tells actors by its mere existence that nobody wants what they do."""
+    """An actor whose existence tells the others that their round was abandoned."""
 
 
-def _put_up() -> object:
-    """The sign, as an actor with a name."""
+def _raise_flag() -> object:
+    """Tells all actors that their round was abandoned."""
     return ray.remote(_Abandoned).options(name=ABANDONED, num_cpus=0).remote()
 
 
-class _Glances:
-    """Whether the round was abandoned; looks it up now and then, not at every step."""
+class _AbandonedCheck:
+    """Whether the round was abandoned; checked now and then, not at every step."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -200,7 +202,7 @@ class _Glances:
     def __call__(self) -> bool:
         if time.monotonic() < self._next:
             return False
-        self._next = time.monotonic() + GLANCE
+        self._next = time.monotonic() + CHECK
         try:
             ray.get_actor(ABANDONED)
         except ValueError:  # there is none
@@ -209,7 +211,11 @@ class _Glances:
 
 
 def _started(cluster: Cluster) -> int:
-    """Connects to a cluster or starts one here; returns how many actors it holds."""
+    """Connects to a cluster or starts one here.
+
+    Returns:
+        How many actors it can run.
+    """
     how: dict[str, Any] = {"address": cluster.address}
     if not cluster.address:
         how = {"address": "local", "num_cpus": cluster.workers or cores()}
@@ -222,23 +228,23 @@ def _started(cluster: Cluster) -> int:
             if not left:
                 raise OSError(f"Ray did not start: {problem}") from problem
             ray.shutdown()
-    found = 0
+    actors = 0
     for node in ray.nodes():
         holds = node["Resources"]
         fit = holds.get("CPU", 0) / cluster.processors
         if cluster.accelerators:
             fit = min(fit, holds.get("GPU", 0) / cluster.accelerators)
-        found += int(fit)
-    if not found:
+        actors += int(fit)
+    if not actors:
         raise OSError(
             f"no machine of the cluster has {cluster.processors:g} processors and "
             f"{cluster.accelerators:g} GPUs for an actor"
         )
-    return found
+    return actors
 
 
 def _nodes(grid: Grid, count: int) -> list[int]:
-    """Flower registers its nodes while the server starts."""
-    while len(found := list(grid.get_node_ids())) < count:
+    """Waits for Flower, which registers its nodes while the server starts."""
+    while len(nodes := list(grid.get_node_ids())) < count:
         time.sleep(POLL)
-    return found
+    return nodes

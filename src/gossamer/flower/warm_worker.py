@@ -1,8 +1,8 @@
-"""A warm process at a node: PyTorch is imported and the data are open before a message comes.
+"""A warm worker at a node: PyTorch is imported and the data are open before a message arrives.
 
-Flower starts a process for every message, and most of what such a process does is to import and to
-open. Here one process has done both, and forks for a message: a client that dies or outlives its
-round takes nothing along.
+Flower starts a process for every message, which spends most of its time importing and opening data.
+The warm worker has done both and forks for every message, so a client that dies or outlives its
+round takes nothing with it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ from typing import Any, NoReturn
 import torch
 
 from gossamer.config import read
-from gossamer.engine.participant import one_line
-from gossamer.flower.apps import stand, watched
+from gossamer.engine.client import one_line
+from gossamer.engine.run_record import Run
+from gossamer.flower.apps import node_for, watched
 from gossamer.flower.light_client import get, put
-from gossamer.flower.messages import Letter
-from gossamer.flower.node import Setup
+from gossamer.flower.messages import Message
 from gossamer.flower.server import at_node
 
 PAUSE = 0.2
-"""Seconds between two looks at the process that is waited for."""
+"""Seconds between two checks of the process that is waited for."""
 PATIENCE = 60.0
-"""Seconds in which whoever connects must have said what it wants."""
+"""Seconds in which a connection must have sent its request."""
 
 
-class Keeper:
-    """Answers whoever connects to its socket."""
+class WarmWorker:
+    """Answers the light clients that connect to its socket."""
 
     def __init__(self, listening: socket.socket, path: Path) -> None:
         self.path = path
         self._listening = listening
         self._children: set[int] = set()
-        self._built: dict[tuple[bytes, str], Setup] = {}
-        """The run that was asked for last."""
+        self._built: dict[tuple[bytes, str], Run] = {}
+        """The run that was requested last."""
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Answers until a process ends; returns its code."""
+        """Answers until a process ends.
+
+        Returns:
+            The exit code of the process.
+        """
         while (code := process.poll()) is None:
             self._reap()
             ready, _, _ = select.select([self._listening], [], [], PAUSE)
@@ -58,30 +62,30 @@ class Keeper:
         return code
 
     def _begin(self, stream: socket.socket) -> None:
-        """Forks for what comes next; nothing that is wrong with it ends this process."""
+        """Forks for one message; errors in it do not end this process."""
         try:
             about = json.loads(get(stream))
             config = Path(about["config"])
             node = dict(about["node"])
         except (OSError, ValueError, KeyError, TypeError):
             return
-        setup, problem = None, ""
+        run, problem = None, ""
         try:
-            setup = self._setup(config, node)
+            run = self._run(config, node)
         except Exception as cause:
             problem = one_line(cause)
         child = os.fork()
         if child:
             self._children.add(child)
             return
-        _answer(stream, setup, node, problem)
+        _answer(stream, run, node, problem)
 
-    def _setup(self, config: Path, node: Mapping[str, Any]) -> Setup:
-        what = (config.read_bytes(), json.dumps(node))
-        if what not in self._built:
+    def _run(self, config: Path, node: Mapping[str, Any]) -> Run:
+        key = (config.read_bytes(), json.dumps(node))
+        if key not in self._built:
             torch.set_num_threads(1)  # threads do not survive a fork
-            self._built = {what: at_node(read(config), node)}
-        return self._built[what]
+            self._built = {key: at_node(read(config), node)}
+        return self._built[key]
 
     def _reap(self) -> None:
         for child in list(self._children):
@@ -89,7 +93,7 @@ class Keeper:
                 self._children.remove(child)
 
     def end(self) -> None:
-        """Nobody is waited for any more."""
+        """Ends all children."""
         self._reap()
         for child in self._children:
             with suppress(ProcessLookupError):
@@ -98,43 +102,41 @@ class Keeper:
 
 
 @contextmanager
-def keeping() -> Iterator[Keeper | None]:
-    """A keeper with a socket that only this user can reach; none where processes cannot fork."""
+def warm_worker() -> Iterator[WarmWorker | None]:
+    """A warm worker whose socket only this user can reach; None where processes cannot fork."""
     if not hasattr(os, "fork") or torch.cuda.is_available():  # CUDA does not survive a fork
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
-        path = Path(folder) / "keeper"
+        path = Path(folder) / "worker"
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(path))
             listening.listen()
-            keeper = Keeper(listening, path)
+            worker = WarmWorker(listening, path)
             try:
-                yield keeper
+                yield worker
             finally:
-                keeper.end()
+                worker.end()
 
 
-def _answer(
-    stream: socket.socket, setup: Setup | None, node: dict[str, Any], problem: str
-) -> NoReturn:
-    """A whole life: it answers one letter."""
+def _answer(stream: socket.socket, run: Run | None, node: dict[str, Any], problem: str) -> NoReturn:
+    """The life of a child: it answers one message."""
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        letter = Letter.opened(get(stream), get(stream))
+        message = Message.parsed(get(stream), get(stream))
         stream.settimeout(None)
         head, body = b"", b""
-        if setup is not None:
+        if run is not None:
             try:
-                with watched(letter.head.get("seconds")):
-                    head, body = stand(setup, node, None).answer(letter).packed()
+                with watched(message.head.get("seconds")):
+                    head, body = node_for(run, node, None).answer(message).packed()
             except Exception as cause:
                 problem = one_line(cause)
         put(stream, problem.encode(), head, body)
         code = 0
-    except OSError:  # whoever asked is gone
+    except OSError:  # the light client is gone
         pass
     finally:
         os._exit(code)

@@ -14,8 +14,8 @@ from gossamer import fields
 from gossamer.cli.parsing import Parser, Refusal, add_settings
 from gossamer.cli.run import refusing
 from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
+from gossamer.core import AnyMethod
 from gossamer.engine import Options
-from gossamer.engine.client import AnyMethod
 from gossamer.engine.events import CONFIG
 from gossamer.fields import Setting
 from gossamer.report.groups import APART

@@ -1,10 +1,9 @@
 """What travels: records, their schemas, and their bytes."""
 
 from gossamer.wire.archive import dump, fingerprint, load
-from gossamer.wire.codec import Row, Written, decode, encode, write
+from gossamer.wire.codec import Row, Written, choose, decode, difference, encode, write
 from gossamer.wire.errors import UnknownMask, WireError
 from gossamer.wire.format import HEADER, Detail, longest, room
-from gossamer.wire.forms import choose, difference
 from gossamer.wire.kinds import EXACT, Drawn, Packed, Revision, held, pack, unpack, whole
 from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.schema import Schema, flatten, record_types

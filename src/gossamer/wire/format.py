@@ -15,16 +15,16 @@ from torch import Tensor
 from gossamer.core import Masks
 from gossamer.wire.bits import Bits
 from gossamer.wire.errors import WireError
-from gossamer.wire.kinds import Packed
-from gossamer.wire.mode import PLAIN, Mode
-from gossamer.wire.nodes import (
+from gossamer.wire.kinds import (
     DrawnNode,
     LeafNode,
     MasksNode,
+    Packed,
     PackedNode,
     ScalarNode,
     TensorNode,
 )
+from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.rows import view
 from gossamer.wire.schema import Schema, flatten
 

@@ -26,17 +26,20 @@ from gossamer.wire.format import (
     reference_for,
     rounded,
 )
-from gossamer.wire.kinds import Drawn, Held, Packed, Revision
-from gossamer.wire.mode import Mode
-from gossamer.wire.nodes import (
+from gossamer.wire.kinds import (
+    Drawn,
     DrawnNode,
+    Held,
     Leaf,
     LeafNode,
     MasksNode,
+    Packed,
     PackedNode,
+    Revision,
     ScalarNode,
     TensorNode,
 )
+from gossamer.wire.mode import Mode
 from gossamer.wire.schema import Schema
 
 

@@ -16,20 +16,24 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire.kinds import EXACT, Drawn, Packed, Revision, is_masks
-from gossamer.wire.nodes import (
+from gossamer.wire.kinds import (
+    EXACT,
     DictNode,
+    Drawn,
     DrawnNode,
     Leaf,
     LeafNode,
     MasksNode,
     Node,
     NoneNode,
+    Packed,
     PackedNode,
     RecordNode,
+    Revision,
     ScalarNode,
     TensorNode,
     TupleNode,
+    is_masks,
     rebuild,
     walk,
 )

@@ -24,17 +24,20 @@ from gossamer.wire.format import (
     reference_for,
     rounded,
 )
-from gossamer.wire.kinds import Drawn, Packed, Revision, fingerprint_of
-from gossamer.wire.mode import Mode
-from gossamer.wire.nodes import (
+from gossamer.wire.kinds import (
+    Drawn,
     DrawnNode,
     Leaf,
     LeafNode,
     MasksNode,
+    Packed,
     PackedNode,
+    Revision,
     ScalarNode,
     TensorNode,
+    fingerprint_of,
 )
+from gossamer.wire.mode import Mode
 
 
 class Writer:
