@@ -17,7 +17,8 @@ from torch import Tensor
 from gossamer.core import Masks, Params
 from gossamer.sparsity.groups import Groups
 from gossamer.submodels.behind import behind
-from gossamer.submodels.structure import INPUTS, Cut, Structure, trace
+from gossamer.submodels.cut import INPUTS, Cut
+from gossamer.submodels.structure import Structure, trace
 from gossamer.task import Task
 
 

@@ -9,7 +9,8 @@ from fractions import Fraction
 import numpy as np
 
 from gossamer.fields import option
-from gossamer.submodels.structure import INPUTS, Cut, Structure, trace
+from gossamer.submodels.cut import INPUTS, Cut
+from gossamer.submodels.structure import Structure, trace
 from gossamer.task import Task
 from gossamer.task.layout import did_you_mean
 from gossamer.wire import Drawn
