@@ -24,6 +24,9 @@ from gossamer.methods import METHODS
 from gossamer.task import Precision, Task
 from gossamer.wire import Mode
 
+PAPERS = Path(__file__).parent / "papers"
+"""The papers' tables and the configurations of their runs."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -143,6 +146,26 @@ def enough(method: AnyMethod, pool: int) -> None:
             f"{clients} clients per round asked for, but the pool has {pool}; "
             f"use --clients {pool} or fewer, or a larger --pool"
         )
+
+
+def locate(name: str | Path) -> Path:
+    """The configuration file or table that a name such as papers/spafl/fmnist.toml stands for.
+
+    The working folder comes first; a name below papers/ that is not there is looked for in the
+    package, so that the papers' files have the same names everywhere.
+
+    Raises:
+        FileNotFoundError: there is no such file in either place.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    packaged = PAPERS.parent / path
+    if path.parts[:1] == (PAPERS.name,) and packaged.is_file():
+        return packaged
+    known = (file.relative_to(PAPERS.parent).as_posix() for file in PAPERS.rglob("*.toml"))
+    hint = nearest(path.as_posix(), known).rstrip(";")
+    raise FileNotFoundError(f"there is no configuration file {path}{hint}")
 
 
 def read(path: Path) -> Config:

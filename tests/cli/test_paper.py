@@ -12,7 +12,7 @@ import pytest
 
 import gossamer as package
 from gossamer.cli import main
-from gossamer.reproduce import tables
+from gossamer.config import PAPERS
 from gossamer.reproduce.published import Cell
 from gossamer.reproduce.tables import SCALES, Published, Row, Table, find, load, names
 
@@ -243,7 +243,7 @@ def test_seeds_are_joined_as_the_paper_does(over: str, measured: float, std: flo
 
 REFUSED = {
     "spafl-tabel1": "no table 'spafl-tabel1'; did you mean 'spafl-table1'? `gossamer paper` lists",
-    "none.toml": "there is no table none.toml",
+    "none.toml": "there is no configuration file none.toml",
     "mine.toml --scale huge": "invalid choice: 'huge'",
     "few.toml --scale full": "few has no scale full, only quick",
     "mine.toml --only dens": "no row 'dens' in mine; did you mean 'dense'? rows: dense, sparse",
@@ -311,7 +311,7 @@ def rows(table: Table) -> list[Row]:
 @pytest.mark.parametrize("name", names())
 def test_every_table_can_be_run_at_every_scale(name: str) -> None:
     table = find(name)
-    text = (tables.folder() / f"{name}.toml").read_text()
+    text = (PAPERS / f"{name}.toml").read_text()
     assert text.startswith(f"# gossamer paper {name} --scale quick\n")
     assert list(table.scales) == list(SCALES)
     blank = any("published figures are not in this file" in note for note in table.notes)
@@ -331,7 +331,7 @@ def test_every_table_can_be_run_at_every_scale(name: str) -> None:
 def test_all_tables_are_listed(gossamer: Command) -> None:
     found = gossamer("paper", "--json")
     assert found.code == 0
-    assert {path.stem for path in (ROOT / "papers").glob("*.toml")} == set(names())
+    assert {path.stem for path in PAPERS.glob("*.toml")} == set(names())
     assert [each["name"] for each in found.json["tables"]] == names()
     for name in names():
         assert f"\n{name} " in f"\n{found.out}"
@@ -355,21 +355,24 @@ def test_a_wheel_has_every_file_of_the_papers() -> None:
     packed = {
         path for pattern in setup["package-data"]["gossamer"] for path in inside.glob(pattern)
     }
-    files = list((ROOT / "papers").rglob("*.toml"))
+    files = list(PAPERS.rglob("*.toml"))
     assert len(files) > 90
-    assert {path.relative_to(ROOT / "papers") for path in files} == {
+    assert {path.relative_toPAPERS for path in files} == {
         path.relative_to(inside / "papers") for path in packed if path.suffix == ".toml"
     }
 
 
-def test_tables_are_found_without_symbolic_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "src/gossamer"
-    here.mkdir(parents=True)
-    (here / "papers").write_text("../../papers")
-    monkeypatch.setattr(package, "__file__", str(here / "__init__.py"))
-    assert tables.folder() == tmp_path / "papers"
+def test_a_file_of_a_paper_has_the_same_name_everywhere(gossamer: Command) -> None:
+    assert not Path("papers").exists()
+    by_path = gossamer("paper", "papers/spafl-table1.toml", "--dry", "--json")
+    assert (
+        by_path.code == 0
+        and by_path.json == gossamer("paper", "spafl-table1", "--dry", "--json").json
+    )
+    Path("papers/spafl").mkdir(parents=True)
+    Path("papers/spafl/fmnist.toml").write_text(RUN.format(method="fedavg", rounds=1))
+    found = gossamer("run", "papers/spafl/fmnist.toml", "--out", "mine", "--json")
+    assert found.code == 0 and found.json["method"] == "fedavg"  # the working folder comes first
 
 
 def test_help_tells_of_the_scales(capsys: pytest.CaptureFixture[str]) -> None:

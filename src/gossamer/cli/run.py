@@ -20,7 +20,16 @@ from typing import Any
 from gossamer import engine, fields
 from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, warn
 from gossamer.cli.progress import bits, display
-from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
+from gossamer.config import (
+    Config,
+    Experiment,
+    absolute,
+    anywhere,
+    find_method,
+    locate,
+    nearest,
+    read,
+)
 from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG, PROJECT, plain
@@ -231,9 +240,7 @@ def _add_output(parser: Parser) -> None:
 def _named(target: str) -> Config:
     with refusing():
         if target.endswith(".toml"):
-            if not Path(target).exists():
-                raise FileNotFoundError(f"there is no configuration file {target}")
-            return read(Path(target))
+            return read(locate(target))
         find_method(target)
         return Config(target)
 

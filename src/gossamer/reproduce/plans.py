@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 from gossamer import fields
 from gossamer.cli.parsing import Parser, Refusal, add_settings
 from gossamer.cli.run import refusing
-from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
+from gossamer.config import (
+    Config,
+    Experiment,
+    absolute,
+    anywhere,
+    find_method,
+    locate,
+    nearest,
+    read,
+)
 from gossamer.engine import Options
 from gossamer.engine.client import AnyMethod
 from gossamer.engine.events import CONFIG
@@ -83,9 +92,7 @@ def contender(word: str) -> Contender:
     target = head if own else word
     with refusing():
         if target.endswith(".toml"):
-            if not Path(target).exists():
-                raise FileNotFoundError(f"there is no configuration file {target}")
-            return Contender(word, read(Path(target)), own, file=True)
+            return Contender(word, read(locate(target)), own, file=True)
         find_method(target)
         return Contender(word, Config(target), own, file=False)
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import gossamer
 from gossamer import fields
-from gossamer.config import Config, find_method, nearest, read
+from gossamer.config import PAPERS, Config, find_method, locate, nearest, read
 from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 
 SCALES = ("quick", "here", "full")
@@ -153,23 +152,16 @@ def training(config: Config) -> int:
 # files --------------------------------------------------------------------------------------------
 
 
-def folder() -> Path:
-    """Where the tables that come with the package lie."""
-    here = Path(gossamer.__file__).parent / "papers"
-    # A clone made without symbolic links has a file there.
-    return here if here.is_dir() else here.parents[2] / "papers"
-
-
 def names() -> list[str]:
     """Of all tables that come with the package."""
-    return sorted(path.stem for path in folder().glob("*.toml"))
+    return sorted(path.stem for path in PAPERS.glob("*.toml"))
 
 
 def described() -> list[dict[str, str]]:
     """Name, title and source of each of them; nothing else of the files is looked at."""
     found = []
     for name in names():
-        plain = tomllib.loads((folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        plain = tomllib.loads((PAPERS / f"{name}.toml").read_text(encoding="utf-8"))
         found.append({"name": name, "title": plain["title"], "source": plain["source"]})
     return found
 
@@ -177,13 +169,11 @@ def described() -> list[dict[str, str]]:
 def find(word: str) -> Table:
     """A table by its name, or in a file of one's own."""
     if word.endswith(".toml"):
-        if not Path(word).exists():
-            raise FileNotFoundError(f"there is no table {word}")
-        return load(Path(word))
+        return load(locate(word))
     known = names()
     if word not in known:
         raise KeyError(f"no table {word!r}{nearest(word, known)} `gossamer paper` lists them all")
-    return load(folder() / f"{word}.toml")
+    return load(PAPERS / f"{word}.toml")
 
 
 def load(path: Path) -> Table:
