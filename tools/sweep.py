@@ -151,9 +151,7 @@ def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "files", nargs="+", help="configurations, e.g. papers/flash/mnist-spdst.toml"
-    )
+    parser.add_argument("files", nargs="+", help="e.g. papers/flash/mnist-spdst.toml")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=A,B", help="settings")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)

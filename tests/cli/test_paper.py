@@ -357,7 +357,7 @@ def test_a_wheel_has_every_file_of_the_papers() -> None:
     }
     files = list(PAPERS.rglob("*.toml"))
     assert len(files) > 90
-    assert {path.relative_toPAPERS for path in files} == {
+    assert {path.relative_to(PAPERS) for path in files} == {
         path.relative_to(inside / "papers") for path in packed if path.suffix == ".toml"
     }
 
