@@ -154,7 +154,7 @@ def test_published_stands_beside_measured_with_the_difference(table: Command) ->
     assert f"dense 50 ± 1.5 {mean:.2f} ± {spread} {mean - 50:+.2f}" in lines
     assert "another's 7 – –" in lines
     assert "- scale quick: a check" in lines and "- a note" in lines
-    assert any("multiplied up from the rounds" in line for line in lines)
+    assert any("extrapolated from the rounds" in line for line in lines)
 
 
 def test_files_have_the_figures_of_the_table(table: Command) -> None:
@@ -201,14 +201,14 @@ def test_the_same_command_goes_on_and_rows_come_one_by_one(table: Command) -> No
     # There is nothing yet to have a share of.
     assert figures(first)["sparse", "share"]["measured"] is None
     whole = shown(table, "--json")
-    assert "2 runs, 1 of them done already" in whole.out
+    assert "2 runs, 1 of them finished already" in whole.out
     log = Path("runs/paper-mine-quick/dense/seed-0/events.jsonl").read_bytes()
     again = shown(table, "--only", "sparse", "--json")
     assert again.json == whole.json
     assert Path("runs/paper-mine-quick/dense/seed-0/events.jsonl").read_bytes() == log
     Path("mine.toml").write_text(TABLE.replace("lr = 0.02", "lr = 0.03"))
     found = table()
-    assert found.code == 2 and "(lr 0.02, not 0.03); another --out begins anew" in found.err
+    assert found.code == 2 and "(lr 0.02, not 0.03); another --out starts a new one" in found.err
     # A row of other settings is not taken for this one.
     assert figures(shown(table, "--only", "sparse", "--json"))["dense", "kbit"]["measured"] is None
 
@@ -223,7 +223,7 @@ def test_a_stopped_table_goes_on_to_the_same_figures(table: Command, gossamer: C
     cut = table("--scale", "here", "--out", "cut")
     assert cut.code == 130
     command = "gossamer paper mine.toml --workers 1 --scale here --out cut"
-    assert f"after round 2; go on with: {command}" in cut.err
+    assert f"after round 2; continue with: {command}" in cut.err
     assert not Path("cut/table.csv").exists()
     assert (
         shown(table, "--scale", "here", "--out", "cut", "--json").json["figures"]
@@ -247,7 +247,7 @@ REFUSED = {
     "mine.toml --scale huge": "invalid choice: 'huge'",
     "few.toml --scale full": "few has no scale full, only quick",
     "mine.toml --only dens": "no row 'dens' in mine; did you mean 'dense'? rows: dense, sparse",
-    "mine.toml --only other": "row other has published figures, and nothing here that could run it",
+    "mine.toml --only other": "row other has published figures only; no method here can run it",
     "mine.toml --only sparse --scale here": "not run at scale here; use --scale quick",
     "mine.toml --seeds -1": "--seeds must be at least 1",
     "mine.toml --workers x": "--workers is a whole number, not 'x'",
@@ -275,8 +275,11 @@ WRONG = {
     ('figure = "paper"', 'figure = "papers"'): "no figure is called 'papers'; did you mean 'paper'",
     ('unit = "Gbit"', 'unit = "Tbit"'): "no unit is called 'Tbit'",
     ('at = "best"', 'at = "first"'): "no moment is called 'first'",
-    ('figure = "clients"', 'figure = "up"'): "column best: best is for accuracies, up is none",
-    ('figure = "paper"', 'figure = "density"'): "does not grow with rounds; leave out whole",
+    (
+        'figure = "clients"',
+        'figure = "up"',
+    ): "best applies to accuracies, and up is none",
+    ('figure = "paper"', 'figure = "density"'): "does not accumulate; leave out whole",
     ("runs/sparse.toml", "none.toml"): "row sparse: there is no configuration file",
     ("density = 0.5", "densty = 0.5"): "no setting for row sparse is called 'densty'; did you mean",
     ("kbit = 7", "mbit = 7"): "no column is called 'mbit'",
@@ -287,7 +290,7 @@ WRONG = {
     ("{ lr = 0.02 }", "{ alpha = 1 }"): "no setting for scale quick, row dense is called 'alpha'",
     ("rounds = 2, eval", "round = 2, eval"): "no setting for scale quick is called 'round'",
     ("[scale.full]", "[scale.huge]"): "no scale is called 'huge'",
-    ("kbit = 7", "kbit = [7, 8, 9]"): "is no table of a paper",
+    ("kbit = 7", "kbit = [7, 8, 9]"): "is not a table of a paper",
     ("kbit = 7", "kbit ="): "mine.toml is not valid TOML",
     ("set = { rounds = 2", "set = { lr = -1, rounds = 2"): "--lr must be above 0, not -1",
 }

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from gossamer import fields
-from gossamer.core import Client, Data, Ensemble, Examples, Key, Params, budgets_of
-from gossamer.engine.client import AnyMethod, server_ctx
-from gossamer.engine.loop import run
-from gossamer.engine.options import Options
+from gossamer.core import Client, Data, Ensemble, Examples, Key, Method, Params, budgets_of
+from gossamer.engine import Options, run
+from gossamer.engine.client import server_ctx
 from gossamer.engine.store import Store
 from gossamer.task import Task
 from gossamer.task.tracing import untouched_generators
 from gossamer.wire import record_types
 from gossamer.wire.archive import fingerprint as digest
 
+AnyMethod = Method[Any, Any, Any, Any, Any]
 SIDE, CLASSES, POOL = 8, 3, 12
 SMALL: dict[str, Any] = {
     "clients": 4,
