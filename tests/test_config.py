@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer import METHODS, FedAvg, fields
-from gossamer.config import Config, Experiment, anywhere, read
+from gossamer.config import Config, Experiment, absolute_paths, read
 from gossamer.engine.run_record import plain_settings
 from gossamer.fields import option
 
@@ -47,9 +47,9 @@ def test_any_file_name_survives_the_file(name: str) -> None:
 def test_files_are_named_so_that_every_folder_finds_them() -> None:
     here = Path.cwd()
     wish = replace(Experiment(), data="csv:table.csv", model="my.py:build:width=3")
-    found = anywhere(wish)
+    found = absolute_paths(wish)
     assert (found.data, found.model) == (f"csv:{here}/table.csv", f"{here}/my.py:build:width=3")
-    assert anywhere(found) == found
+    assert absolute_paths(found) == found
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_files_are_named_so_that_every_folder_finds_them() -> None:
 )
 def test_names_that_are_no_files_stay_as_they_are(data: str, model: str) -> None:
     wish = replace(Experiment(), data=data, model=model)
-    assert anywhere(wish) == wish
+    assert absolute_paths(wish) == wish
 
 
 def test_a_file_of_budgets_is_named_so_that_every_folder_finds_it() -> None:
     wish = replace(Experiment(), budgets="budgets.csv")
-    assert anywhere(wish).budgets == f"{Path.cwd()}/budgets.csv"
-    assert anywhere(anywhere(wish)) == anywhere(wish)
+    assert absolute_paths(wish).budgets == f"{Path.cwd()}/budgets.csv"
+    assert absolute_paths(absolute_paths(wish)) == absolute_paths(wish)
 
 
 @pytest.mark.parametrize("budgets", ["", "0.2:40%,0.1:60%", "0.2:1"])
 def test_shares_of_budgets_stay_as_they_are_and_survive_the_file(budgets: str) -> None:
     wish = replace(Experiment(), budgets=budgets)
-    assert anywhere(wish) == wish
+    assert absolute_paths(wish) == wish
     Path("config.toml").write_text(Config("fedavg", {}, wish).toml())
     assert read(Path("config.toml")).experiment == wish
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,51 +22,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
 import gossamer as gs
 from gossamer import fields
-from gossamer.core import Client, Data, Ensemble, Examples, Key, Params, budgets_of
-from gossamer.engine.client import server_ctx
-from gossamer.engine.store import Store
-from gossamer.wire import record_types
-from gossamer.wire.archive import fingerprint
+from gossamer.conformance.fingerprints import JOBS, SMALL, fingerprint, small
 
-SIDE, CLASSES, POOL = 8, 3, 12
-SMALL: dict[str, Any] = {
-    "clients": 4,
-    "epochs": 2.0,
-    "batch": 8,
-    "lr": 0.05,
-    "density": 0.2,
-    "probe_clients": 4,
-    "probe_epochs": 1.0,
-    "first_rounds": 3,
-    "first_batches": 2,
-    "adjust_every": 2,
-    "adjust_until": 8,
-    "readjust_every": 2,
-    "server_every": 2,
-    "every": 2,
-    "steps": 3,
-    "readjust_ratio": 0.2,
-    "first_accuracy": 0.5,
-    "accurate": 0.1,
-    "distance": 0.0,
-    "select_clients": 3,
-    "candidates": 2,
-    "conv_rate": 0.3,
-    "alpha": 0.05,
-    "eta_tau": 0.02,
-    "lambda0": 0.002,
-    "threshold_lr": 0.01,
-    "server_threshold_lr": 0.2,
-    "prune_below": 0.5,
-    "strength": 0.05,
-}
-"""Settings that are smaller here, so that few rounds pass through every phase."""
 ROUNDS, ROUNDS_OF_OPTIONS = 12, 6
 FAMILY = {"spdst": "flash"}
 """Entries whose variants have the name of the family."""
@@ -87,108 +45,18 @@ class Case:
         return f"{self.method} {self.job}{changed}"
 
 
-class Pictures:
-    """Small images with a bright row that is their class; some jobs have clients of less budget."""
-
-    name = "fingerprints"
-    classes = CLASSES
-    augment = None
-
-    def __init__(self, budgets: tuple[float, ...]) -> None:
-        self.pool = [Client(id, 17 + id % 5, budgets[id % len(budgets)]) for id in range(POOL)]
-        self.test = self._make(Key(1).fold("test"), 60)
-
-    def describe(self) -> dict[str, object]:
-        return {"name": self.name, "classes": self.classes}
-
-    def client(self, id: int) -> Data:
-        key = Key(1).fold("client", id)
-        sizes = {"train": self.pool[id].examples, "valid": 6, "test": 9}
-        return Data(*(self._make(key.fold(part), size) for part, size in sizes.items()))
-
-    def test_rows(self, id: int) -> np.ndarray | None:
-        return None
-
-    def _make(self, key: Key, count: int) -> Examples:
-        x = torch.randn(count, 1, SIDE, SIDE, generator=key.generator())
-        y = torch.randint(CLASSES, (count,), generator=key.fold("labels").generator())
-        x[torch.arange(count), 0, 2 * y] += 1
-        return Examples(x, y)
-
-
-def modules() -> dict[str, list[nn.Module]]:
-    """The layers of each job's model."""
-    inputs = SIDE * SIDE
-    return {
-        "mlp": [nn.Flatten(), nn.Linear(inputs, 12), nn.ReLU(), nn.Linear(12, CLASSES)],
-        "bn": [
-            *(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
-            *(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(32, CLASSES)),
-        ],
-    }
-
-
-JOBS = ("mlp", "bn", "mlp-budgets")
-
-
-def task_of(job: str) -> gs.Task:
-    """A small model: an MLP, or a convolutional net with batch normalisation."""
-    layers = modules()[job.partition("-")[0]]
-    return gs.Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE))
-
-
 def fingerprint_of(case: Case) -> str:
     """Runs a case and describes what came of it in one line."""
-    torch.manual_seed(0)
     method = gs.METHODS[case.method]
-    known = {setting.name for setting in fields.settings(method)}
-    budgets = (0.05, 0.1, 1.0) if "budgets" in case.job else (1.0,)
     try:
-        wanted = {name: value for name, value in SMALL.items() if name in known}
-        if case.name:
-            wanted[case.name] = case.value
-        method = fields.replace(method, wanted)
+        changed = {case.name: case.value} if case.name else {}
+        method = fields.replace(method, {**small(method), **changed})
         rounds = ROUNDS_OF_OPTIONS if case.name else ROUNDS
-        return _run(method, task_of(case.job), Pictures(budgets), rounds)
+        figures = fingerprint(method, case.job, rounds)
+        return " ".join(f"{name}={value}" for name, value in figures.items())
     except (ValueError, gs.engine.ClientError) as refusal:
         cause = getattr(refusal, "cause", refusal)
         return f"refused ({type(cause).__name__})"
-
-
-def _run(method: Any, task: gs.Task, federation: Pictures, rounds: int) -> str:
-    options = gs.Options(workers=1, eval_every=3)
-    with tempfile.TemporaryDirectory() as folder:
-        summary = gs.run(
-            method, task, federation, rounds=rounds, seed=1, out=folder, options=options
-        )
-        store = Store(Path(folder) / "rounds", record_types(method))
-        store.rollback(rounds)
-        kept = [store.get(id) for id in store.clients()]
-    ctx = server_ctx(task, Key(1), rounds, rounds, budgets_of(federation.pool))
-    models = [_bytes(method.model(ctx, summary.state, local)) for local in (None, *kept)]
-    cost, accuracy = summary.cost, summary.accuracy
-    figures = {
-        "state": summary.state_hash[:12],
-        "models": fingerprint(*models)[:12],
-        "sent": f"{cost.up}/{cost.down}",
-        "information": f"{cost.information_up:.3f}/{cost.information_down:.3f}",
-        "paper": f"{cost.paper_up}/{cost.paper_down}",
-        "flops": cost.flops,
-        "density": f"{summary.density:.6f}",
-        "accuracy": f"{_text(accuracy['global'])}/{_text(accuracy['personal_mean'])}",
-    }
-    return " ".join(f"{name}={value}" for name, value in figures.items())
-
-
-def _bytes(model: Params | Ensemble) -> bytes:
-    members = model.members if isinstance(model, Ensemble) else (model,)
-    tensors = [tensor for each in members for _, tensor in sorted(each.items())]
-    return b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6f}"
 
 
 def cases(methods: list[str], options: bool) -> Iterator[Case]:

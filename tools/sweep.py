@@ -1,6 +1,6 @@
 """Runs configurations with several settings and seeds, goes on where it stopped, prints a table.
 
-    python tools/sweep.py papers/flash/mnist-*.toml --set density=0.05,0.1 \
+    python tools/sweep.py papers/flash/mnist-{nst,pdst,spdst}.toml --set density=0.05,0.1 \
         --set partition=lda:0.1,lda:1 --seeds 3 --train-rounds 100 --out runs/flash-mnist
 
 Every run is a `gossamer run` in a process of its own, as many at once as `--processes` says, with
@@ -82,7 +82,7 @@ def runs(options: argparse.Namespace) -> list[Run]:
     found = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for chosen in itertools.product(*choices):
-            for file in map(Path, options.files):
+            for file in map(config.locate, options.files):
                 known = config.read(file)
                 method = config.find_method(known.method)
                 names = {item.name for item in fields.settings(method)}
@@ -151,7 +151,7 @@ def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("files", nargs="+", help="configurations, e.g. papers/flash/mnist-*.toml")
+    parser.add_argument("files", nargs="+", help="e.g. papers/flash/mnist-spdst.toml")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=A,B", help="settings")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""A run's configuration: everything needed to repeat it, as fields and as TOML."""
+"""The configuration of a run: everything needed to repeat it, as fields and as TOML."""
 
 from __future__ import annotations
 
@@ -21,43 +21,52 @@ from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.fields import option
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, PUBLISHED
 from gossamer.task import Precision, Task
 from gossamer.wire import Mode
+
+PAPERS = Path(__file__).parent / "papers"
+"""The papers' tables and the configurations of their runs."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """On what a method is run: data, model, and how long."""
+    """What a method is run on: data, model, and number of rounds."""
 
     data: str = option("fmnist-mini", "data set: a name of `gossamer ls`, or npz:, csv:, folder:")
-    partition: str = option("", "how data is divided, e.g. dirichlet:0.2; empty: as suits the set")
-    pool: int = option(0, "clients in all; 0 means as many as suit the data set", least=0)
-    least: int = option(-1, "fewest training examples of a client; -1 means as suits", least=-1)
-    valid: float = option(0.0, "part of each client's training data kept for validation", least=0)
+    partition: str = option(
+        "", "how data is divided, e.g. dirichlet:0.2; empty: the data set's default"
+    )
+    pool: int = option(0, "number of clients; 0: the data set's default", least=0)
+    least: int = option(
+        -1, "minimum training examples of a client; -1: the data set's default", least=-1
+    )
+    valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
     scale: Literal["normalised", "unit", "raw"] = option("normalised", "how inputs are scaled")
-    augment: bool = option(False, "crop and mirror training images")
+    augment: bool = option(False, "augment training images by random crops and flips")
     data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
-    budgets: str = option("", "densities that clients afford: 0.2:40%,0.1:60%, or a CSV file")
-    model: str = option("", "model: a name of `gossamer ls`, or my.py:build; empty: as suits")
+    budgets: str = option("", "density budgets of clients: 0.2:40%,0.1:60%, or a CSV file")
+    model: str = option(
+        "", "model: a name of `gossamer ls`, or my.py:build; empty: the data set's default"
+    )
     prunable: str = option(
         "", "which tensors may be pruned: names, patterns, conv-only, skip-first-last"
     )
-    rounds: int = option(100, "rounds of communication", least=1)
-    seed: int = option(0, "seed of everything random", least=0)
-    wire: str = option("f32", "how numbers travel: f32 or f16, with +zstd or +ans behind it")
+    rounds: int = option(100, "communication rounds", least=1)
+    seed: int = option(0, "seed of all randomness", least=0)
+    wire: str = option("f32", "number format of messages: f32 or f16, optionally +zstd or +ans")
     precision: Precision = option("f32", "arithmetic of local training and evaluation")
-    device: str = option("cpu", "where to compute: cpu, or cuda where there is one")
+    device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
     @property
     def division_seed(self) -> int:
-        """Of the partition and the budgets: the seed of the run unless they have their own."""
+        """The seed of the partition and the budgets: `data_seed`, or the seed of the run."""
         return self.seed if self.data_seed < 0 else self.data_seed
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run: the method with its settings, the experiment, and how to execute it."""
+    """A complete run: the method with its settings, the experiment, and execution options."""
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +74,12 @@ class Config:
     options: Options = Options()
 
     def build(self) -> tuple[AnyMethod, Task, Federation]:
-        """The method, task and federation; anything wrong is said before any work."""
+        """The method, task and federation, checked before any training.
+
+        Raises:
+            ValueError: a setting is out of bounds, or the data cannot be divided as asked.
+            KeyError: a name is unknown.
+        """
         self.check()
         method = self.build_method()
         federation = self.build_federation()
@@ -86,7 +100,7 @@ class Config:
         )
 
     def check(self) -> None:
-        """Raises what is wrong with experiment and options, whatever the data are."""
+        """Raises ValueError if the experiment or the options are unusable, whatever the data."""
         fields.check(self.experiment)
         fields.check(self.options)
         Mode.parse(self.experiment.wire)
@@ -101,40 +115,42 @@ class Config:
 
     def build_federation(self) -> data.Tensors | data.Synthetic:
         """The data, divided among clients."""
-        wish = self.experiment
+        experiment = self.experiment
         return data.federation(
-            wish.data,
-            wish.partition or None,
-            wish.pool or None,
-            seed=wish.division_seed,
-            least=None if wish.least < 0 else wish.least,
-            valid=wish.valid,
-            scale=wish.scale,
-            augment=wish.augment,
-            budgets=wish.budgets or None,
+            experiment.data,
+            experiment.partition or None,
+            experiment.pool or None,
+            seed=experiment.division_seed,
+            least=None if experiment.least < 0 else experiment.least,
+            valid=experiment.valid,
+            scale=experiment.scale,
+            augment=experiment.augment,
+            budgets=experiment.budgets or None,
         )
 
     def build_task(self, federation: data.Tensors | data.Synthetic) -> Task:
-        """The module for the data, traced on a few real examples."""
-        wish = self.experiment
-        if wish.device != "cpu" and not torch.cuda.is_available():
-            raise ValueError(f"--device {wish.device} was asked for, but torch sees none; use cpu")
+        """The model for the data, traced on two real examples."""
+        experiment = self.experiment
+        if experiment.device != "cpu" and not torch.cuda.is_available():
+            raise ValueError(
+                f"--device {experiment.device} was asked for, but torch finds none; use cpu"
+            )
         example = federation.client(federation.pool[0].id).train.x[:2]
         shape = tuple(example.shape[1:])
-        name = wish.model or models.default(shape, example.dtype)
+        name = experiment.model or models.default(shape, example.dtype)
         facts = federation.describe()
         known = {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
         head = name.partition(":")[0]
         takes = models.options(head) if head in models.MODELS else {}
         extra = {key: value for key, value in known.items() if key in takes}
         module = models.build(name, shape, federation.classes, **extra)
-        patterns = [part.strip() for part in wish.prunable.split(",") if part.strip()]
+        patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
         return Task.of(
             module,
             example,
             prunable=patterns or None,
-            precision=wish.precision,
-            device=wish.device,
+            precision=experiment.precision,
+            device=experiment.device,
         )
 
     def toml(self, command: str = "") -> str:
@@ -150,7 +166,7 @@ class Config:
 
 
 def enough(method: AnyMethod, pool: int) -> None:
-    """An error if a method asks for more clients a round than there are."""
+    """Raises ValueError if a method asks for more clients per round than the pool has."""
     clients = getattr(method, "clients", None)
     if isinstance(clients, int) and clients > pool:
         raise ValueError(
@@ -159,14 +175,39 @@ def enough(method: AnyMethod, pool: int) -> None:
         )
 
 
+def locate(name: str | Path) -> Path:
+    """The configuration file or table that a name such as papers/spafl/fmnist.toml stands for.
+
+    The working folder comes first; a name below papers/ that is not there is looked for in the
+    package, so that the papers' files have the same names everywhere.
+
+    Raises:
+        FileNotFoundError: there is no such file in either place.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    packaged = PAPERS.parent / path
+    if path.parts[:1] == (PAPERS.name,) and packaged.is_file():
+        return packaged
+    known = (file.relative_to(PAPERS.parent).as_posix() for file in PAPERS.rglob("*.toml"))
+    hint = nearest(path.as_posix(), known).rstrip(";")
+    raise FileNotFoundError(f"there is no configuration file {path}{hint}")
+
+
 def read(path: Path) -> Config:
-    """The configuration in a TOML file; every unknown name is refused with the nearest one."""
+    """Reads a configuration from a TOML file.
+
+    Raises:
+        ValueError: the file is not TOML, or a value has the wrong type.
+        KeyError: a name is unknown; the message suggests the nearest known one.
+    """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as damage:
         raise ValueError(f"{path} is not valid TOML: {damage}") from None
     if not isinstance(plain.get("method"), str):
-        raise ValueError(f'{path} names no method; its first line should be e.g. method = "fedavg"')
+        raise ValueError(f'{path} names no method; add a first line such as method = "fedavg"')
     known = {"method", "experiment", "settings", "options"}
     for name in plain:
         _known(name, known, f"table in {path}")
@@ -176,6 +217,8 @@ def read(path: Path) -> Config:
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
     for name, value in settings.items():
+        if name not in names and (entry := variants_with(plain["method"], name)):
+            raise KeyError(f"{name} is a setting of {entry}; write method = {entry!r} in {path}")
         _known(name, names, f"setting of {plain['method']}")
         settings[name] = fields.convert(names[name], value)
     return Config(
@@ -187,42 +230,78 @@ def read(path: Path) -> Config:
 
 
 def find_method(name: str) -> AnyMethod:
-    """A method by its name, or `my.py:Mine`; an unknown name is answered with the nearest."""
+    """A method by its name, or from a file such as `my.py:Mine`.
+
+    Raises:
+        KeyError: there is no such method; the message suggests the nearest name.
+        ValueError: what the name refers to is no method.
+    """
     if name in METHODS:
         return METHODS[name]
     place, colon, member = name.rpartition(":")
     if not colon:
-        raise KeyError(f"no method {name!r}{nearest(name, METHODS)} `gossamer ls` lists them all")
+        hint = nearest(name, METHODS)
+        raise KeyError(f"no method {name!r}{hint} `gossamer ls --all` lists them all")
     found = models.load(f"{place}:{member}")
     method = found() if isinstance(found, type) else found
     if not dataclasses.is_dataclass(method) or not hasattr(method, "merge"):
         raise ValueError(
-            f"{name} is no method; a method is a frozen dataclass with eight functions"
+            f"{name} is not a method; a method is a frozen dataclass with eight functions"
         )
     return method  # type: ignore[return-value]
 
 
+def variants_with(method: str, setting: str) -> str | None:
+    """The published entry of a method's family that has a setting which the method lacks.
+
+    The family of a method are the published entries that begin with its name, and those whose class
+    is defined in a module of the same name. An entry NAME-variants is preferred.
+    """
+    if method not in METHODS or setting in _names(METHODS[method]):
+        return None
+    family = {method, _module_name(METHODS[method])}
+    related = [
+        name
+        for name, entry in PUBLISHED.items()
+        if setting in _names(entry)
+        and (_module_name(entry) in family or any(name.startswith(f"{word}-") for word in family))
+    ]
+    return min(related, key=lambda name: not name.endswith("-variants"), default=None)
+
+
+def _names(method: AnyMethod) -> set[str]:
+    return {item.name for item in fields.settings(method)}
+
+
+def _module_name(method: AnyMethod) -> str:
+    return type(method).__module__.rpartition(".")[2]
+
+
 def absolute(method: str) -> str:
-    """A method's name that means the same in every folder."""
+    """A method's name with the full path of its file, so that it is valid in every folder."""
     place, colon, member = method.rpartition(":")
     return f"{Path(place).resolve()}:{member}" if colon and place.endswith(".py") else method
 
 
-def anywhere(wish: Experiment) -> Experiment:
-    """An experiment whose files are named so that every folder finds them."""
-    form, colon, path = wish.data.partition(":")
-    place, own, rest = wish.model.partition(":")
+def absolute_paths(experiment: Experiment) -> Experiment:
+    """The experiment with full paths of its files, so that it is valid in every folder."""
+    form, colon, path = experiment.data.partition(":")
     if colon and path and form in data.FORMATS:
-        wish = dataclasses.replace(wish, data=f"{form}:{Path(path).expanduser().resolve()}")
-    if own and place.endswith(".py"):
-        wish = dataclasses.replace(wish, model=f"{Path(place).expanduser().resolve()}:{rest}")
-    if wish.budgets and not are_shares(wish.budgets):
-        wish = dataclasses.replace(wish, budgets=str(Path(wish.budgets).expanduser().resolve()))
-    return wish
+        experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
+    place, colon, rest = experiment.model.partition(":")
+    if colon and place.endswith(".py"):
+        experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
+    if experiment.budgets and not are_shares(experiment.budgets):
+        experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
+    return experiment
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def nearest(name: str, known: Any) -> str:
-    """`; did you mean 'this'?`, or a semicolon where nothing is near."""
+    """`; did you mean 'this'?`, or a semicolon if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ";"
 
@@ -249,7 +328,7 @@ def _plain(record: Any) -> dict[str, Any]:
 
 def _table(name: str, values: Mapping[str, Any]) -> str:
     lines = [f"[{name}]"] if name else []
-    # TOML has no null: what is None is left out, and read as the default again.
+    # TOML has no null: None is left out, and read as the default again.
     known = {key: value for key, value in values.items() if value is not None}
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in known.items()]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.accounting import Cost
 from gossamer.cli import main
-from gossamer.cli.whole import Whole
+from gossamer.cli.comparison_progress import ComparisonProgress
 from gossamer.config import Config, Experiment, find_method
 from gossamer.engine import Summary, replay
 from gossamer.engine.summary import UNKNOWN
@@ -51,7 +51,7 @@ def test_seeds_of_all_methods_are_runs_on_the_same_federations(gossamer: Command
     typed = Path(runs[1], "config.toml").read_text().partition("\n")[0]
     assert re.fullmatch("# gossamer compare fedavg spafl .* --seeds 2 --seed 3 --json.*", typed)
     page = Path(found.json["report"]).read_text()
-    assert f"<code>{typed[2:]}</code>, or this run alone: <code>gossamer run {runs[1]}/con" in page
+    assert f"<code>{typed[2:]}</code>, or this run only: <code>gossamer run {runs[1]}/con" in page
 
 
 def test_table_csv_latex_and_page_have_the_same_figures(gossamer: Command) -> None:
@@ -79,7 +79,7 @@ def test_table_csv_latex_and_page_have_the_same_figures(gossamer: Command) -> No
     assert accuracy in line and " 100 % " in line and f"{each[0]['bits']['up'] / 1e6:.4g}" in line
     marked = [line[2:].split("  ")[0] for line in found.out.splitlines() if line[:2] == "* "]
     assert marked == [name for name, row in rows.items() if row["pareto_best"]]
-    assert f"{mean:.4f}" in page and page.count("Pareto-best</span>") == sum(best)
+    assert f"{mean:.4f}" in page and page.count("Pareto-optimal</span>") == sum(best)
 
     table = list(csv.DictReader(io.StringIO(Path(whole["csv"]).read_text())))
     assert [row["run"] for row in table] == list(rows)
@@ -106,14 +106,14 @@ def test_a_finished_comparison_is_shown_again_and_not_run_again(gossamer: Comman
     resumed = compare(gossamer, "--resume", "a", "--json")
     assert again.json == resumed.json == first
     assert all(Path(run, "events.jsonl").read_bytes() == log for run, log in logs.items())
-    assert "2 runs, 2 of them done already" in again.out
+    assert "2 runs, 2 of them finished already" in again.out
 
 
 def test_more_seeds_and_methods_leave_what_is_there(gossamer: Command) -> None:
     compare(gossamer, "fedavg", *TINY, "--out", "a")
     log = Path("a/fedavg/seed-0/events.jsonl").read_bytes()
     more = compare(gossamer, "spafl", "fedavg", *TINY, "--seeds", "2", "--out", "a", "--json")
-    assert "4 runs, 1 of them done already" in more.out
+    assert "4 runs, 1 of them finished already" in more.out
     assert [row["run"] for row in more.json["rows"]] == ["spafl", "fedavg"]
     assert Path("a/fedavg/seed-0/events.jsonl").read_bytes() == log
 
@@ -156,7 +156,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(gossamer: Command, how: s
     if how == "SIGINT":
         found = gossamer("compare", *words, "--out", "cut")
         assert found.code == 130, found.err
-        assert "in FedAvg seed 0 after round 2; go on with: gossamer compare --resume" in found.err
+        assert "FedAvg seed 0 after round 2; continue with: gossamer compare --resume" in found.err
         rest = ["--resume", "cut"]
     else:
         process = start("compare", *words, "--out", "cut")
@@ -166,7 +166,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(gossamer: Command, how: s
     first = Path("cut/fedavgm/seed-0/events.jsonl").read_bytes()
     assert not Path("cut/fedprox/seed-0/events.jsonl").exists()
     again = compare(gossamer, *rest, "--json")
-    assert "3 runs, 1 of them done already" in again.out
+    assert "3 runs, 1 of them finished already" in again.out
     hashes = [[run["state_hash"] for run in found["runs"]] for found in (whole, again.json)]
     assert hashes[0] == hashes[1]
     for name in ("fedavgm", "FedAvg", "fedprox"):
@@ -180,7 +180,7 @@ def test_settings_are_for_all_that_have_them_or_for_one_alone(gossamer: Command)
         *("fedavg", "spdst:rounds=3,probe-clients=1", "spdst:density=0.5", *TINY),
         *("--density", "0.2", "--lr", "0.01", "--probe-epochs", "1", "--out", "a"),
     )
-    assert "note: --density is for spdst:rounds=3,probe-clients=1; the others" in found.out
+    assert "note: --density applies to spdst:rounds=3,probe-clients=1 only" in found.out
     dense = configuration("a/fedavg/seed-0")
     first = configuration("a/spdst,rounds=3,probe_clients=1/seed-0")
     second = configuration("a/spdst,density=0.5/seed-0")
@@ -232,20 +232,20 @@ REFUSED = {
     "compare fedavg spafl:alhpa=1": "spafl:alhpa=1: no setting is called 'alhpa'; did you mean",
     "compare fedavg spafl:lr=0": "spafl:lr=0: --lr must be above 0, not 0",
     "compare fedavg spafl:alpha=1,lr": "'lr' in 'spafl:alpha=1,lr' sets nothing",
-    "compare fedavg spafl:pool=3": "pool is the same for all in a comparison; say --pool",
+    "compare fedavg spafl:pool=3": "pool is the same for all methods of a comparison; use --pool",
     "compare fedavg spafl:seed=3": "seed is the same for all",
     "compare fedavg spafl:lr=x": "spafl:lr=x: --lr is a number, not 'x'",
     "compare fedavg none.toml": "there is no configuration file none.toml",
-    "compare fedavg a.toml b.toml": "a.toml has rounds 2, and b.toml 3; say --rounds, for all",
-    "compare a.toml c.toml": "has partition '', and c.toml 'iid'; say --partition, for all of them",
+    "compare fedavg a.toml b.toml": "has rounds 2, and b.toml 3; set --rounds for all of them",
+    "compare a.toml c.toml": "has partition '', and c.toml 'iid'; set --partition for all of them",
     "compare fedavg --seeds 0": "--seeds must be at least 1, not 0",
     "compare fedavg --seeds x": "--seeds",
-    "compare fedavg spdst --equal training": "--equal training counts --rounds",
+    "compare fedavg spdst --equal training": "--equal training needs --rounds",
     "compare fedavg spdst --rounds 1 --data synthetic": "spdst seed 0: ",
     "compare fedavg --clients 50 --pool 6 --data synthetic": "50 clients per round asked for",
     "compare --resume nowhere": "nowhere holds no comparison",
-    "compare fedavg --resume nowhere": "--resume goes on with what is in a folder; name no methods",
-    "compare --resume damaged": "is damaged; give the command that began the comparison again",
+    "compare fedavg --resume nowhere": "continues the comparison in a folder; name no methods",
+    "compare --resume damaged": "is damaged; repeat the command that started the comparison",
 }
 
 
@@ -273,7 +273,7 @@ def test_a_failing_client_stops_the_comparison_which_can_go_on(gossamer: Command
     found = gossamer("compare", "fedavg", "mine.py:FedAvg", *TINY, "--out", "a")
     assert found.code == 1 and "gossamer compare --resume a" in found.err and "gone" in found.err
     Path("mine.py").write_text(source)
-    assert "2 runs, 1 of them done already" in compare(gossamer, "--resume", "a").out
+    assert "2 runs, 1 of them finished already" in compare(gossamer, "--resume", "a").out
 
 
 def test_help_lists_what_any_of_the_methods_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +298,7 @@ SUMMARY = Summary(
 )
 
 
-def shown(whole: Whole, todo: list[Plan]) -> None:
+def shown(whole: ComparisonProgress, todo: list[Plan]) -> None:
     """A run of 20 rounds, one of them with a failure, and its end."""
     with whole:
         sink = whole.begin(todo[1])
@@ -319,14 +319,14 @@ def test_a_pipe_gets_few_lines_of_a_run_and_one_of_its_end(
     kept.parent.mkdir(parents=True)
     kept.touch()
     todo, stream = [plan("fedavg", 20), plan("spafl", 20), plan("spdst", 40)], io.StringIO()
-    shown(Whole(todo, todo[1:], stream=stream), todo)
+    shown(ComparisonProgress(todo, todo[1:], stream=stream), todo)
     failed, *lines, end = stream.getvalue().splitlines()
     assert "gossamer replay spafl/seed-0 --round 2 --client 7" in failed
     assert len(lines) == 9 and lines[0].startswith(" 28 %  spafl seed 0  round 2/20  accuracy 0.81")
     assert re.search(r"left \d+:\d\d$", lines[0])
-    assert end.startswith("spafl seed 0 done (2/3)  accuracy 0.7654") and end.endswith("12.5 s")
+    assert end.startswith("spafl seed 0 finished (2/3)  accuracy 0.7654") and end.endswith("12.5 s")
     quiet = io.StringIO()
-    shown(Whole(todo, todo[1:], quiet=True, stream=quiet), todo)
+    shown(ComparisonProgress(todo, todo[1:], quiet=True, stream=quiet), todo)
     assert quiet.getvalue() == ""
 
 
@@ -335,8 +335,8 @@ def test_a_terminal_has_one_bar_over_all_rounds() -> None:
     stream = io.StringIO()
     screen = console.Console(file=stream, force_terminal=True, width=100)
     todo = [plan("fedavg", 20), plan("spafl", 20), plan("spdst", 40)]
-    shown(Whole(todo, todo[1:], console=screen), todo)
+    shown(ComparisonProgress(todo, todo[1:], console=screen), todo)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     last = " ".join(text[text.rindex("spafl seed 0 (2/3)") :].split())
     assert "50 % · left" in last and "round 20/20 · accuracy 0.8123" in last
-    assert "spafl seed 0 done (2/3)" in text and "client 7 failed" in text
+    assert "spafl seed 0 finished (2/3)" in text and "client 7 failed" in text

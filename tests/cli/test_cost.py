@@ -113,7 +113,7 @@ def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
         ("cost fedavgg", "did you mean 'fedavg'?"),
         ("cost fedavg --clients 200 --pool 100", "the pool has 100"),
         ("cost fedavg --shape 3xx", "--shape is e.g. 3x32x32"),
-        ("cost fedavg --data npz:mine.npz", "say --shape, --classes and --examples"),
+        ("cost fedavg --data npz:mine.npz", "set --shape, --classes and --examples"),
         ("cost fedavg --wire f8", "--wire is f32 or f16"),
         ("cost fedavg --by weight", "--by: invalid choice: 'weight'"),
         ("run fedavg --wire f32+zst", "did you mean 'zstd'?"),

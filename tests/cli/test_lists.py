@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli import COMMANDS
-from gossamer.methods import METHODS
+from gossamer.methods import ALGORITHMS, METHODS, PUBLISHED
 from gossamer.models import MODELS
 
 from .conftest import SMALL, Outcome
@@ -16,11 +16,41 @@ Command = Callable[..., Outcome]
 
 def test_ls_names_everything(gossamer: Command) -> None:
     found = gossamer("ls", "--json").json
-    assert set(found["methods"]) == set(METHODS) and set(found["models"]) == set(MODELS)
+    assert set(found["methods"]) == set(ALGORITHMS) and set(found["models"]) == set(MODELS)
     assert "fmnist-mini" in found["data sets"] and "dirichlet" in found["partitions"]
     plain = gossamer("ls").out
     assert all(name in plain for names in found.values() for name in names)
     assert all(text for names in found.values() for text in names.values())
+
+
+def test_ls_all_adds_published_codes_and_variants_in_groups_of_their_own(
+    gossamer: Command,
+) -> None:
+    found = gossamer("ls", "methods", "--all", "--json").json
+    assert set(found.pop("methods")) == set(ALGORITHMS)
+    assert {name for group in found.values() for name in group} == set(PUBLISHED)
+    codes = found.pop("published codes")
+    assert codes and not any(name.endswith("-variants") for name in codes)
+    assert all(name.endswith("-variants") for group in found.values() for name in group)
+    plain = gossamer("ls", "--all").out
+    assert all(f"  {name} " in plain for name in METHODS)
+    assert not any(f"  {name} " in gossamer("ls").out for name in PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "title", "name"),
+    [
+        ("methods", "methods", "spafl"),
+        ("models", "models", "lenet5"),
+        ("data", "data sets", "mnist"),
+        ("partitions", "partitions", "iid"),
+    ],
+)
+def test_ls_lists_one_kind(gossamer: Command, kind: str, title: str, name: str) -> None:
+    found = gossamer("ls", kind, "--json").json
+    assert list(found) == [title] and name in found[title]
+    refused = gossamer("ls", "method")
+    assert refused.code == 2 and "'method'" in refused.err
 
 
 def test_ls_names_what_has_no_files(gossamer: Command) -> None:
@@ -46,11 +76,14 @@ def test_partition_gives_figures_and_a_picture(gossamer: Command) -> None:
 
 
 def test_a_copied_method_runs_and_passes_the_check(gossamer: Command) -> None:
-    assert gossamer("cp", "fedprox", "mine.py").code == 0
+    said = gossamer("cp", "fedprox", "mine.py")
+    assert said.code == 0 and "gossamer run mine.py:FedProx\n" in said.out
+    assert "gossamer check mine.py:FedProx\n" in said.out
     assert gossamer("cp", "fedprox", "mine.py").code == 2
+    assert ".py" in gossamer("cp", "fedprox", "mine.txt").err
     original = gossamer("run", "fedprox", *SMALL, "--out", "a", "--json").json
     copied = gossamer("run", "mine.py:FedProx", *SMALL, "--out", "b", "--json").json
-    assert copied["accuracy"] == original["accuracy"]
+    assert copied["state_hash"] == original["state_hash"]
     checked = gossamer("check", "mine.py:FedProx", "--json")
     assert checked.code == 0 and checked.json["checks"] > 5 and not checked.json["failed"]
 

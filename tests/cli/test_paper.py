@@ -12,7 +12,7 @@ import pytest
 
 import gossamer as package
 from gossamer.cli import main
-from gossamer.reproduce import tables
+from gossamer.config import PAPERS
 from gossamer.reproduce.published import Cell
 from gossamer.reproduce.tables import SCALES, Published, Row, Table, find, load, names
 
@@ -154,7 +154,7 @@ def test_published_stands_beside_measured_with_the_difference(table: Command) ->
     assert f"dense 50 ± 1.5 {mean:.2f} ± {spread} {mean - 50:+.2f}" in lines
     assert "another's 7 – –" in lines
     assert "- scale quick: a check" in lines and "- a note" in lines
-    assert any("multiplied up from the rounds" in line for line in lines)
+    assert any("extrapolated from the rounds" in line for line in lines)
 
 
 def test_files_have_the_figures_of_the_table(table: Command) -> None:
@@ -201,14 +201,14 @@ def test_the_same_command_goes_on_and_rows_come_one_by_one(table: Command) -> No
     # There is nothing yet to have a share of.
     assert figures(first)["sparse", "share"]["measured"] is None
     whole = shown(table, "--json")
-    assert "2 runs, 1 of them done already" in whole.out
+    assert "2 runs, 1 of them finished already" in whole.out
     log = Path("runs/paper-mine-quick/dense/seed-0/events.jsonl").read_bytes()
     again = shown(table, "--only", "sparse", "--json")
     assert again.json == whole.json
     assert Path("runs/paper-mine-quick/dense/seed-0/events.jsonl").read_bytes() == log
     Path("mine.toml").write_text(TABLE.replace("lr = 0.02", "lr = 0.03"))
     found = table()
-    assert found.code == 2 and "(lr 0.02, not 0.03); another --out begins anew" in found.err
+    assert found.code == 2 and "(lr 0.02, not 0.03); another --out starts a new one" in found.err
     # A row of other settings is not taken for this one.
     assert figures(shown(table, "--only", "sparse", "--json"))["dense", "kbit"]["measured"] is None
 
@@ -223,7 +223,7 @@ def test_a_stopped_table_goes_on_to_the_same_figures(table: Command, gossamer: C
     cut = table("--scale", "here", "--out", "cut")
     assert cut.code == 130
     command = "gossamer paper mine.toml --workers 1 --scale here --out cut"
-    assert f"after round 2; go on with: {command}" in cut.err
+    assert f"after round 2; continue with: {command}" in cut.err
     assert not Path("cut/table.csv").exists()
     assert (
         shown(table, "--scale", "here", "--out", "cut", "--json").json["figures"]
@@ -243,11 +243,11 @@ def test_seeds_are_joined_as_the_paper_does(over: str, measured: float, std: flo
 
 REFUSED = {
     "spafl-tabel1": "no table 'spafl-tabel1'; did you mean 'spafl-table1'? `gossamer paper` lists",
-    "none.toml": "there is no table none.toml",
+    "none.toml": "there is no configuration file none.toml",
     "mine.toml --scale huge": "invalid choice: 'huge'",
     "few.toml --scale full": "few has no scale full, only quick",
     "mine.toml --only dens": "no row 'dens' in mine; did you mean 'dense'? rows: dense, sparse",
-    "mine.toml --only other": "row other has published figures, and nothing here that could run it",
+    "mine.toml --only other": "row other has published figures only; no method here can run it",
     "mine.toml --only sparse --scale here": "not run at scale here; use --scale quick",
     "mine.toml --seeds -1": "--seeds must be at least 1",
     "mine.toml --workers x": "--workers is a whole number, not 'x'",
@@ -275,8 +275,11 @@ WRONG = {
     ('figure = "paper"', 'figure = "papers"'): "no figure is called 'papers'; did you mean 'paper'",
     ('unit = "Gbit"', 'unit = "Tbit"'): "no unit is called 'Tbit'",
     ('at = "best"', 'at = "first"'): "no moment is called 'first'",
-    ('figure = "clients"', 'figure = "up"'): "column best: best is for accuracies, up is none",
-    ('figure = "paper"', 'figure = "density"'): "does not grow with rounds; leave out whole",
+    (
+        'figure = "clients"',
+        'figure = "up"',
+    ): "best applies to accuracies, and up is none",
+    ('figure = "paper"', 'figure = "density"'): "does not accumulate; leave out whole",
     ("runs/sparse.toml", "none.toml"): "row sparse: there is no configuration file",
     ("density = 0.5", "densty = 0.5"): "no setting for row sparse is called 'densty'; did you mean",
     ("kbit = 7", "mbit = 7"): "no column is called 'mbit'",
@@ -287,7 +290,7 @@ WRONG = {
     ("{ lr = 0.02 }", "{ alpha = 1 }"): "no setting for scale quick, row dense is called 'alpha'",
     ("rounds = 2, eval", "round = 2, eval"): "no setting for scale quick is called 'round'",
     ("[scale.full]", "[scale.huge]"): "no scale is called 'huge'",
-    ("kbit = 7", "kbit = [7, 8, 9]"): "is no table of a paper",
+    ("kbit = 7", "kbit = [7, 8, 9]"): "is not a table of a paper",
     ("kbit = 7", "kbit ="): "mine.toml is not valid TOML",
     ("set = { rounds = 2", "set = { lr = -1, rounds = 2"): "--lr must be above 0, not -1",
 }
@@ -311,7 +314,7 @@ def rows(table: Table) -> list[Row]:
 @pytest.mark.parametrize("name", names())
 def test_every_table_can_be_run_at_every_scale(name: str) -> None:
     table = find(name)
-    text = (tables.folder() / f"{name}.toml").read_text()
+    text = (PAPERS / f"{name}.toml").read_text()
     assert text.startswith(f"# gossamer paper {name} --scale quick\n")
     assert list(table.scales) == list(SCALES)
     blank = any("published figures are not in this file" in note for note in table.notes)
@@ -331,7 +334,7 @@ def test_every_table_can_be_run_at_every_scale(name: str) -> None:
 def test_all_tables_are_listed(gossamer: Command) -> None:
     found = gossamer("paper", "--json")
     assert found.code == 0
-    assert {path.stem for path in (ROOT / "papers").glob("*.toml")} == set(names())
+    assert {path.stem for path in PAPERS.glob("*.toml")} == set(names())
     assert [each["name"] for each in found.json["tables"]] == names()
     for name in names():
         assert f"\n{name} " in f"\n{found.out}"
@@ -355,21 +358,24 @@ def test_a_wheel_has_every_file_of_the_papers() -> None:
     packed = {
         path for pattern in setup["package-data"]["gossamer"] for path in inside.glob(pattern)
     }
-    files = list((ROOT / "papers").rglob("*.toml"))
+    files = list(PAPERS.rglob("*.toml"))
     assert len(files) > 90
-    assert {path.relative_to(ROOT / "papers") for path in files} == {
+    assert {path.relative_to(PAPERS) for path in files} == {
         path.relative_to(inside / "papers") for path in packed if path.suffix == ".toml"
     }
 
 
-def test_tables_are_found_without_symbolic_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "src/gossamer"
-    here.mkdir(parents=True)
-    (here / "papers").write_text("../../papers")
-    monkeypatch.setattr(package, "__file__", str(here / "__init__.py"))
-    assert tables.folder() == tmp_path / "papers"
+def test_a_file_of_a_paper_has_the_same_name_everywhere(gossamer: Command) -> None:
+    assert not Path("papers").exists()
+    by_path = gossamer("paper", "papers/spafl-table1.toml", "--dry", "--json")
+    assert (
+        by_path.code == 0
+        and by_path.json == gossamer("paper", "spafl-table1", "--dry", "--json").json
+    )
+    Path("papers/spafl").mkdir(parents=True)
+    Path("papers/spafl/fmnist.toml").write_text(RUN.format(method="fedavg", rounds=1))
+    found = gossamer("run", "papers/spafl/fmnist.toml", "--out", "mine", "--json")
+    assert found.code == 0 and found.json["method"] == "fedavg"  # the working folder comes first
 
 
 def test_help_tells_of_the_scales(capsys: pytest.CaptureFixture[str]) -> None:

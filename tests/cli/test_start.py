@@ -66,7 +66,7 @@ print(gc.get_freeze_count())
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
-        with cli._kept(True):
+        with cli._frozen_imports(True):
             pass
         assert not gc.isenabled()
     finally:

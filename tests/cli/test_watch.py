@@ -14,8 +14,6 @@ from gossamer.cli.watch import (
     SHARES,
     Lines,
     Screen,
-    Seen,
-    Tail,
     follow,
     frame,
     sparkline,
@@ -30,6 +28,7 @@ from gossamer.engine.events import (
     Started,
     line,
 )
+from gossamer.report.live import LiveRun, Tail
 
 from .test_progress import FAILED, evaluated, finished
 from .test_stopping import Command
@@ -50,10 +49,10 @@ def a_round(number: int) -> list[Event]:
     return [replace(CLIENT, round=number), finished(number), measured, tested]
 
 
-def seen(*events: Event) -> Seen:
-    found = Seen(Path("a run"))
+def seen(*events: Event) -> LiveRun:
+    found = LiveRun(Path("a run"))
     for each in events:
-        assert found.take(written(each)) is not None
+        assert found.update(written(each)) is not None
     return found
 
 
@@ -79,7 +78,7 @@ def test_lines_come_when_they_are_whole_and_all_again_when_the_log_was_cut(tmp_p
 def test_a_frame_has_the_curves_costs_pace_and_what_is_left() -> None:
     found = seen(STARTED, *a_round(1), *a_round(2), *a_round(3))
     head, bar, *lines = frame(found, 1001.0)
-    assert head == "spdst · seed 7 · 40 clients in all · a run"
+    assert head == "spdst · seed 7 · pool of 40 clients · a run"
     # A round takes 3 s and its evaluation 3 s more; one is left.
     assert bar.endswith("3/4  10 rounds/min, 100 examples/s, left 0:06")
     assert bar.count("█") == 30 and bar.count("░") == 10
@@ -118,17 +117,17 @@ def test_failures_silence_damage_and_newer_logs_are_told(
     Path("a run/config.toml").touch()
     found = seen(replace(STARTED, schema=9), *a_round(1), *failures)
     for damage in (b"{\n", b"[]\n", b'{"event": "finished"}\n', b'{"event": []}\n', b"\xff\n"):
-        assert found.take(damage) is None
-    assert found.take(b'{"event": "new", "clock": {"time": 1000, "seconds": 0}}\n') is None
+        assert found.update(damage) is None
+    assert found.update(b'{"event": "new", "clock": {"time": 1000, "seconds": 0}}\n') is None
     text = "\n".join(frame(found, 1000.0 + 125))
-    assert "replies left out: 5; the last:" in text and text.count("gossamer replay") == 3
+    assert "dropped replies: 5; the latest:" in text and text.count("gossamer replay") == 3
     assert "client 1 failed" not in text and "client 4 failed" in text
-    assert "could not be understood: 5" in text
-    assert "newer version (9, known is 1)" in text
-    assert "no news for 2:05; if it was stopped: gossamer resume 'a run'" in text
-    assert "no news" not in "\n".join(frame(found, 1030.0))
+    assert "unreadable lines in the log: 5" in text
+    assert "newer format (9; this version knows 1)" in text
+    assert "no events for 2:05; if the run was stopped: gossamer resume 'a run'" in text
+    assert "no events" not in "\n".join(frame(found, 1030.0))
     Path("a run/config.toml").unlink()
-    assert "if it was stopped: `gossamer serve` its project again" in frame(found, 1125.0)[-1]
+    assert "if the run was stopped: `gossamer serve` its project again" in frame(found, 1125.0)[-1]
 
 
 def test_curves_are_drawn_from_their_lowest_to_their_highest() -> None:
@@ -167,7 +166,7 @@ def test_a_pipe_gets_a_line_a_round_also_of_a_run_that_begins_later_and_is_resum
     assert [text[:9] for text in lines[1:5]] == ["round 1/4", "round 2/4", "round 3/4", "round 4/4"]
     assert "global 0.2500  personal 0.7654  worst decile 0.6000" in lines[1]
     assert "up 1 Gbit  down 1 Gbit  density 0.5" in lines[1] and "left 0:18" in lines[1]
-    assert "finished" in lines[6] and "replies left out: 1" in lines[-2]
+    assert "finished" in lines[6] and "dropped replies: 1" in lines[-2]
 
 
 def test_a_terminal_keeps_one_frame_in_place(tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ def test_a_real_run_is_watched_to_its_end(gossamer: Command) -> None:
     assert f"personal {run['accuracy']['personal_mean']:.4f}" in told[1]
     once = gossamer("watch", "a", "--once").out.splitlines()
     assert once == told[2:] and "2/2  finished" in once[1]
-    assert "could not" not in "".join(once)
+    assert "unreadable" not in "".join(once)
 
 
 def test_what_cannot_be_watched_is_refused(gossamer: Command) -> None:
@@ -206,11 +205,11 @@ def test_what_cannot_be_watched_is_refused(gossamer: Command) -> None:
     Path("all/one/events.jsonl").write_bytes(b"")
     Path("file").touch()
     for words, reason in {
-        "nowhere --once": "there is nothing to see: nowhere/events.jsonl tells of no run yet",
-        "all/one --once": "tells of no run yet",
+        "nowhere --once": "there is no run to show yet in nowhere/events.jsonl",
+        "all/one --once": "there is no run to show yet",
         "all": "all holds several runs; the newest is: gossamer watch all/one",
-        "file": "file is no folder",
-        "all/one --every 0": "--every is between",
+        "file": "file is not a folder",
+        "all/one --every 0": "--every must be between",
     }.items():
         found = gossamer("watch", *words.split())
         assert found.code == 2 and reason in found.err

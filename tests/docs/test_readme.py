@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transcripts import ROOT, blocks, execute, run
 
-from gossamer.reproduce.plans import contender, parser, plans
+from gossamer.cli.compare import options_of, settings_of
+from gossamer.reproduce.plans import contender, plans
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -72,9 +73,10 @@ def test_the_command_of_the_table_is_understood() -> None:
     contenders = [
         contender(word.replace("examples", str(ROOT / "examples"))) for word in words[:count]
     ]
-    options = parser("gossamer compare", contenders)
-    options.add_argument("--out")
-    todo = plans(contenders, options.read(words[count:]), Path("runs"))
+    parser = options_of("gossamer compare", contenders)
+    parser.add_argument("--out")
+    options = parser.read(words[count:])
+    todo = plans(contenders, settings_of(contenders, vars(options)), Path("runs"), options.seeds)
     assert [plan.name for plan in todo] == list(table.figures(table.KEPT))
 
 

@@ -152,7 +152,7 @@ def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path) -> None:
 def test_a_client_has_its_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "spafl", "--pool", "4", "--clients", "4")
     assert main(["export", str(run)]) == 0
-    assert "clients have models of their own: --client N writes one" in capsys.readouterr().out
+    assert "clients have personal models; --client N exports one" in capsys.readouterr().out
     own = [export.take(run, client) for client in range(4)]
     accuracies = [export.accuracy(model.module(), model.test) for model in own]
     log = events(run / "events.jsonl")
@@ -172,7 +172,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(
     for words, reason in (
         (["nowhere"], "nowhere holds no run"),
         ([str(tmp_path / "new")], "has no model yet"),
-        ([here, "-o", "model.txt"], "a model's file ends in one of .safetensors, .pt2, .onnx"),
+        ([here, "-o", "model.txt"], "has no known format; use one of .safetensors, .pt2, .onnx"),
         ([here, "-o", str(tmp_path / "a.onnx"), "--packed"], "only .safetensors is packed"),
         ([here, "--client", "900"], "there is no client 900; the run has 100, from 0 up"),
         ([here, "--client", "0"], "use the run's"),

@@ -96,7 +96,7 @@ def test_a_server_does_not_start_beside_another(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(tmp_path / "app"), "--insecure", "--port", port]) == 2
-    assert f"something listens at 127.0.0.1:{port} already" in capsys.readouterr().err
+    assert f"127.0.0.1:{port} is already in use" in capsys.readouterr().err
 
 
 def test_a_process_of_flower_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_links_are_encrypted_and_nodes_authenticated_unless_asked_otherwise(tmp_
         (["serve", "APP"], "name certificates with --certs"),
         (["serve", "APP", "--certs", "X", "--insecure"], "exclude each other"),
         (["serve", "APP", "--certs", "APP"], "has no ca.crt; `gossamer flower certs"),
-        (["serve", "NOTHING", "--insecure"], "is no project"),
+        (["serve", "NOTHING", "--insecure"], "is not a project"),
         (["join", "here", "--node", "0", "--nodes", "2"], "the server is HOST:PORT, not 'here'"),
         (["join", "a:1", "--node", "2", "--nodes", "2"], "--node is 2, but 2 nodes"),
         (["join", "a:1", "--node", "0", "--nodes", "2"], "name certificates with --certs"),

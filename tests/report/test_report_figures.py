@@ -117,24 +117,24 @@ def made(accuracy: dict[int, float], sent: float = 1.0, **more: dict[int, float]
     return Run(name, started={"method": name}, finished={"round": 1}, curves=curves)
 
 
-def test_pareto_best_is_what_nothing_is_better_than_at_its_price() -> None:
+def test_a_row_is_pareto_optimal_if_none_is_as_accurate_with_as_few_bits() -> None:
     """By accuracy and bits: (.9, 9) and (.5, 1) stay; (.5, 2) and (.8, 9) are beaten."""
     runs = [made({1: a}, sent) for a, sent in ((0.9, 9), (0.5, 1), (0.5, 2), (0.8, 9))]
     found = rows(grouped(runs), "global_accuracy")
-    assert [row.best_at_its_price for row in found] == [True, True, False, False]
+    assert [row.pareto_optimal for row in found] == [True, True, False, False]
 
 
 def test_nobody_is_best_alone_or_among_other_data() -> None:
     one = made({1: 0.5})
-    assert not rows(grouped([one]), "global_accuracy")[0].best_at_its_price
+    assert not rows(grouped([one]), "global_accuracy")[0].pareto_optimal
     other = replace(one, folder="b", started={"method": "b", "data": {"name": "other"}})
-    assert not any(row.best_at_its_price for row in rows(grouped([one, other]), "global_accuracy"))
+    assert not any(row.pareto_optimal for row in rows(grouped([one, other]), "global_accuracy"))
 
 
 def test_a_run_that_is_still_going_is_not_praised_for_what_it_has_not_sent_yet() -> None:
     ended, going = made({1: 0.9}, 9), replace(made({1: 0.5}, 1), finished={})
     found = rows(grouped([ended, going]), "global_accuracy")
-    assert [row.best_at_its_price for row in found] == [True, False]
+    assert [row.pareto_optimal for row in found] == [True, False]
     titles = {card.title: card.value for card in cards(found, SHOWN)}
     assert titles["Fewest bits sent"] == "18 bit"
 
@@ -166,7 +166,7 @@ def test_cards_name_the_best_and_by_how_much(tmp_path: Path) -> None:
     assert found["Highest accuracy"].note == "fedavg"
     assert found["Fewest bits sent"].value == "360 kbit"
     assert found["Fewest bits sent"].note == "spdst · 10 times less than fedavg"
-    assert found["Fewest operations"].note == "all alike"
+    assert found["Fewest operations"].note == "all equal"
     alone = {card.title: card for card in cards(rows(groups[1:], "global_accuracy"), SHOWN)}
     assert alone["Sent"].note == "180 kbit up, 180 kbit down"
 

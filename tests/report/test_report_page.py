@@ -90,11 +90,11 @@ def test_the_partition_is_that_of_the_run_or_told_to_be_missing(tmp_path: Path) 
     other = report([folder])
     assert "partition" not in Reader(other.html).charts()
     assert other.notices == [
-        f"{folder}: its partition cannot be shown: the data found here are not those of the run "
-        "(smallest differs)"
+        f"{folder}: the partition cannot be shown: the data here differ from those of the run "
+        "(smallest)"
     ]
     lost = write_run(tmp_path / "b", data="npz:/nowhere/at/all.npz")
-    assert "its partition cannot be shown" in report([lost]).notices[0]
+    assert "the partition cannot be shown" in report([lost]).notices[0]
 
 
 def test_nothing_of_the_page_is_elsewhere(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_what_is_no_run_is_told_in_the_page_where_others_are(gossamer: Command) 
     assert code == 0 and len(errors.splitlines()) == 3
     page = Path("report.html").read_text()
     for text in (
-        "empty is no run: it has neither events.jsonl nor config.toml",
+        "empty is not a run: it has neither events.jsonl nor config.toml",
         "there is no folder nowhere",
-        "a: the run is at round 6 of 6: it is still going, or was stopped",
+        "a: the run is at round 6 of 6: it is still running, or was stopped",
     ):
         assert text in page and text in errors
 
@@ -227,8 +227,8 @@ def test_nothing_to_show_is_refused_in_a_line(gossamer: Command) -> None:
     code, out, errors = gossamer("report", "runs")
     assert (code, out) == (2, "") and not Path("report.html").exists()
     assert errors == (
-        "gossamer: runs is no run: it has neither events.jsonl nor config.toml; "
-        "the folders in it are: gossamer report runs/*/\n"
+        "gossamer: runs is not a run: it has neither events.jsonl nor config.toml; "
+        "for the runs inside it, use: gossamer report runs/*/\n"
     )
     code, _, errors = gossamer("report")
     assert code == 2 and "name the folder of a run" in errors

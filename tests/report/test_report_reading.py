@@ -60,8 +60,8 @@ def test_a_run_that_is_still_going_is_shown_up_to_its_last_round(tmp_path: Path)
     run = read_run(folder)
     assert 0 < run.done < 6
     assert run.notices == (
-        f"{folder}: the log ends within a line; it is shown up to it",
-        f"{folder}: the run is at round {run.done} of 6: it is still going, or was stopped",
+        f"{folder}: the log ends in the middle of a line; it is shown up to that line",
+        f"{folder}: the run is at round {run.done} of 6: it is still running, or was stopped",
     )
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_line_ends_what_is_shown(tmp_path: Path) -> None:
     lines[20] = b'{"event":"\xff\xfe\n'
     path.write_bytes(b"".join(lines))
     run = read_run(folder)
-    assert f"{folder}: line 21 of the log is damaged; it is shown up to it" in run.notices
+    assert f"{folder}: line 21 of the log is damaged; the log is shown up to it" in run.notices
     assert 0 < run.done < 6
 
 
@@ -87,9 +87,9 @@ def test_a_newer_log_is_shown_as_far_as_it_is_known(tmp_path: Path) -> None:
     run = read_run(folder)
     assert run.done == 6 and run.curve("global_accuracy")[6] > 0
     assert [text.removeprefix(f"{folder}: ") for text in run.notices] == [
-        f"the log is of a newer version (schema {SCHEMA + 1}, known is {SCHEMA}); "
-        "what is known of it is shown, and may mean something else by now",
-        "events of unknown kinds are left out: dreamt (2)",
+        f"the log has a newer format (schema {SCHEMA + 1}; this version knows {SCHEMA}); "
+        "known entries are shown, but may have changed their meaning",
+        "events of unknown kinds are omitted: dreamt (2)",
     ]
 
 
@@ -106,7 +106,7 @@ def test_events_that_lack_what_they_should_have_are_left_out(tmp_path: Path) -> 
     assert list(run.curve("global_accuracy")) == [0, 1, 4, 5, 6]
     assert list(run.curve("personal_mean")) == [0, 1, 4, 5, 6]
     (text,) = run.notices
-    assert text.endswith("a: line 15 of the log could not be understood")
+    assert text.endswith("a: line 15 of the log could not be read")
 
 
 def test_logs_from_before_the_histogram_have_none(tmp_path: Path) -> None:
@@ -142,15 +142,15 @@ def test_a_run_that_has_logged_nothing_yet_has_its_configuration(tmp_path: Path)
 
 
 def test_folders_that_are_no_runs_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(NoRun, match=r"is no run: it has neither events\.jsonl nor config\.toml"):
+    with pytest.raises(NoRun, match=r"is not a run: it has neither events\.jsonl nor config\.toml"):
         read_run(tmp_path)
     with pytest.raises(NoRun, match="there is no folder"):
         read_run(tmp_path / "nowhere")
     (tmp_path / "page.html").write_text("no run")
-    with pytest.raises(NoRun, match=r"page\.html is no folder"):
+    with pytest.raises(NoRun, match=r"page\.html is not a folder"):
         read_run(tmp_path / "page.html")
     (tmp_path / "events.jsonl").write_text("hello\n")
-    with pytest.raises(NoRun, match=r"has nothing that can be shown: .*line 1 of the log"):
+    with pytest.raises(NoRun, match=r"has nothing to show: .*line 1 of the log"):
         read_run(tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_failures_are_told(tmp_path: Path) -> None:
     failed = {"event": "client-failed", "round": 1, "client": 3, "stage": "step", "reason": "no"}
     folder = change(write_run(tmp_path / "a"), lambda log: log.insert(5, failed))
     run = read_run(folder)
-    assert run.failed == 1 and "1 reply was left out" in run.notices[0]
+    assert run.failed == 1 and "1 reply was dropped" in run.notices[0]
 
 
 VALUES = st.recursive(
@@ -195,4 +195,4 @@ def test_no_log_makes_a_report_fail(
     try:
         assert report([folder]).html.endswith("</html>")
     except NoRun as problem:
-        assert "has nothing that can be shown" in str(problem)
+        assert "has nothing to show" in str(problem)

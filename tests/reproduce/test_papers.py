@@ -10,9 +10,9 @@ import torch
 
 from gossamer import Task, config, models
 from gossamer.accounting.dry_run import price
+from gossamer.config import PAPERS
 from gossamer.data.sources import SOURCES
 
-PAPERS = Path(__file__).parents[2] / "papers"
 FILES = sorted(PAPERS.glob("*/*.toml"))
 SHAPES = {
     "mnist": (1, 28, 28),

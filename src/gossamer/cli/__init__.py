@@ -1,4 +1,4 @@
-"""The command line: `gossamer run fedavg`, and what goes with it."""
+"""The command line: `gossamer run fedavg` and all other commands."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
-    "resume": ("gossamer.cli.run:resume", "continue a run that was stopped"),
-    "compare": ("gossamer.cli.compare:compare", "run methods on the same federation, side by side"),
-    "paper": ("gossamer.cli.paper:paper", "run a table of a paper, published beside measured"),
-    "watch": ("gossamer.cli.watch:watch", "follow a run that is going in another process"),
-    "replay": ("gossamer.cli.run:again", "repeat one client that failed, to see why"),
-    "cost": ("gossamer.cli.cost:cost", "price a method without training, or a run bit by bit"),
-    "report": ("gossamer.cli.report:report", "show runs in one page that works offline"),
-    "export": ("gossamer.cli.export:export", "write a trained model to a file, to ship it"),
-    "ls": ("gossamer.cli.lists:ls", "list methods, models, data sets and partitions"),
-    "data": ("gossamer.cli.lists:data", "list or download data sets"),
-    "partition": ("gossamer.cli.lists:partition", "show how data is divided among clients"),
-    "check": ("gossamer.cli.authors:check", "test a method of yours for conformance"),
-    "cp": ("gossamer.cli.authors:cp", "copy a method to a file, to change it"),
-    "flower": ("gossamer.cli.flower:flower", "make a Flower project, or certificates for one"),
-    "serve": ("gossamer.cli.flower:serve", "run a Flower project on this machine's network"),
-    "join": ("gossamer.cli.flower:join", "take part in a federation that is served"),
+    "resume": ("gossamer.cli.run:resume", "continue an interrupted run"),
+    "compare": ("gossamer.cli.compare:compare", "run several methods on the same federation"),
+    "paper": ("gossamer.cli.paper:paper", "reproduce a paper's table: published vs. measured"),
+    "watch": ("gossamer.cli.watch:watch", "follow a running experiment"),
+    "replay": ("gossamer.cli.run:replay", "repeat a failed client, to debug it"),
+    "cost": ("gossamer.cli.cost:cost", "estimate a method's costs, or break down those of a run"),
+    "report": ("gossamer.cli.report:report", "write an offline HTML report of runs"),
+    "export": ("gossamer.cli.export:export", "export a trained model to a file"),
+    "ls": ("gossamer.cli.ls:ls", "list methods, models, data sets and partitions"),
+    "data": ("gossamer.cli.data:data", "list or download data sets"),
+    "partition": ("gossamer.cli.data:partition", "show how data is divided among clients"),
+    "check": ("gossamer.cli.check:check", "test your own method for conformance"),
+    "cp": ("gossamer.cli.cp:cp", "copy a method to a file, to modify it"),
+    "flower": ("gossamer.cli.flower:flower", "create a Flower project, or certificates for one"),
+    "serve": ("gossamer.cli.flower:serve", "serve a Flower project on the network"),
+    "join": ("gossamer.cli.flower:join", "join a served federation as a node"),
     "demo": ("gossamer.cli.demo:demo", "compare methods on embedded real data"),
 }
 
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checked(words: Sequence[str], own: bool) -> int:
-    """`own`: nothing else goes on in this process."""
-    with _kept(own):
+    """Runs a command; `own` means that the process does nothing else."""
+    with _frozen_imports(own):
         from gossamer.cli.parsing import REFUSED, Refusal, warn
 
         if words[0] in COMMANDS:
@@ -73,16 +73,16 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         raise Refusal(f"no command {name!r}{nearest(name, COMMANDS)} `gossamer --help` lists them")
     module, _, function = COMMANDS[name][0].partition(":")
-    found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-    return found
+    command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return command
 
 
 @contextmanager
-def _kept(own: bool) -> Iterator[None]:
-    """What is imported inside stays until the end, so nobody looks for garbage in it.
+def _frozen_imports(own: bool) -> Iterator[None]:
+    """Exempts everything that is imported inside from garbage collection.
 
-    PyTorch has more than 100,000 objects, looked through while they are imported and at the end.
-    In a process of others, their objects would be kept too.
+    PyTorch makes more than 100,000 objects, which the collector would search during the import and
+    at exit. In a process that is not our own, objects of others would be exempted too.
     """
     if not own or not gc.isenabled():
         yield
@@ -100,4 +100,4 @@ def _help() -> None:
     print("usage: gossamer COMMAND ...\n\nSparse, communication-efficient federated learning.\n")
     for name, (_, text) in COMMANDS.items():
         print(f"  {name.ljust(width)}  {text}")
-    print("\n`gossamer COMMAND --help` tells more; `gossamer run METHOD --help` lists all options.")
+    print("\n`gossamer COMMAND --help` explains a command; `run METHOD --help` lists its options.")

@@ -1,9 +1,10 @@
-"""`gossamer cost`: what a method would cost, or what a run did cost, bit by bit."""
+"""`gossamer cost`: the estimated costs of a method, or the measured costs of a run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,75 +12,91 @@ import torch
 
 from gossamer import fields, models
 from gossamer.accounting.dry_run import Bits, Blank, Line, Price, price_run
-from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, table
+from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
+from gossamer.cli.parsing import (
+    Parser,
+    Refusal,
+    add_settings,
+    given,
+    option_of_variants,
+    refusing,
+    say,
+)
 from gossamer.cli.progress import bits
-from gossamer.cli.run import refusing
-from gossamer.config import Config, Experiment, absolute, enough, find_method
+from gossamer.config import Config, Experiment, absolute, enough, find_method, locate, read
 from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
 from gossamer.engine import Options, Run, events
-from gossamer.report.reading import LOST
+from gossamer.report.columns import table
 from gossamer.task import Task
 from gossamer.wire import Mode
 
 BY = (
-    "a line for each field of a message (default) or for each tensor; masks that travel as one "
-    "block share what is sent by the entropy that each has alone, and the limit and the paper's "
-    "count by what each adds to them"
+    "one line per field of a message (default) or per tensor; of masks that are coded in one "
+    "block, each tensor is charged for its part of the entropy"
 )
 HEADER = ("", "message", "leaf", "messages", "sent", "limit", "paper")
 
 
 def cost(arguments: Sequence[str]) -> int:
-    """`gossamer cost METHOD [options]` without training, or `gossamer cost RUN` of a run."""
+    """`gossamer cost METHOD|FILE.toml` estimates costs; `gossamer cost RUN` reads them."""
     target = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if target is not None and (Path(target) / "events.jsonl").exists():
         return _of_run(Path(target), arguments[1:])
-    method = find_method("fedavg")
+    base = Config("fedavg")
     if target is not None:
         with refusing():
-            method = find_method(target)
+            base = read(locate(target)) if target.endswith(".toml") else Config(target)
+            find_method(base.method)
+    method = find_method(base.method)
     parser = Parser(prog=f"gossamer cost {target or 'METHOD'}", description=cost.__doc__)
     parser.add_argument(
-        "--shape", default="", metavar="CxHxW", help="of an example; default: data's"
+        "--shape", default="", metavar="CxHxW", help="of an example (default: the data set's)"
     )
-    parser.add_argument("--classes", type=int, default=0, help="default: the data set's")
     parser.add_argument(
-        "--examples", type=int, default=0, help="of a client; default: data's / pool"
+        "--classes", type=int, default=0, metavar="N", help="default: the data set's"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="per client (default: the data set's, divided by the pool)",
     )
     parser.add_argument("--by", choices=("field", "tensor"), default=None, help=BY)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
     add_settings(parser, "method", method)
-    options = parser.read(arguments[1:] if target else arguments)
+    words = arguments[1:] if target else arguments
+    options = parser.read(words, option_of_variants(base.method, "cost"))
     if target is None:
         raise Refusal("name a method or a run, e.g. `gossamer cost fedavg --model lenet5_caffe`")
     with refusing():
         config = Config(
-            absolute(target),
-            given(method, options),
-            fields.replace(Experiment(), given(Experiment(), options)),
-            fields.replace(Options(eval_every=0), _counted(options)),
+            absolute(base.method),
+            {**base.settings, **given(method, options)},
+            fields.replace(base.experiment, given(Experiment(), options)),
+            fields.replace(replace(base.options, eval_every=0), _counted(options)),
         )
-        found, clients = _priced(config, options)
-    _show(found.lines)
-    say(f"{_times(found)}\n{_round(found)}")
+        price_list, clients = _priced(config, options)
+    _show(price_list.lines)
+    say(f"{_times(price_list)}\n{_round(price_list)}")
     if options.json:
-        figures = _figures(config.method, config.experiment, clients, found)
+        figures = _figures(config.method, config.experiment, clients, price_list)
         print(json.dumps({**figures, "by": config.options.ledger}))
     return 0
 
 
 def _counted(options: Any) -> dict[str, Any]:
-    """How to run and count, where `--by` is short for `--ledger`."""
-    said = given(Options(), options)
-    return said if options.by is None else {**said, "ledger": options.by}
+    """The execution options; `--by` is short for `--ledger`."""
+    values = given(Options(), options)
+    return values if options.by is None else {**values, "ledger": options.by}
 
 
 def _priced(config: Config, options: Any) -> tuple[Price, int]:
-    """The price of a configuration, for the shape of its data set or one that is given."""
+    """The estimated costs of a configuration, and its clients per round."""
     wish = config.experiment
     fields.check(wish)
     fields.check(config.options)
@@ -87,7 +104,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     source = SOURCES.get(wish.data)
     if source is None and not (options.shape and options.classes and options.examples):
         raise ValueError(
-            f"{wish.data!r} is no named data set; say --shape, --classes and --examples"
+            f"{wish.data!r} is not a named data set; set --shape, --classes and --examples"
         )
     shape = _shape(options.shape) if options.shape else source.shape if source else ()
     classes = options.classes or (source.classes if source else 0)
@@ -116,25 +133,27 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:
-    """The ledger of a run, added up by leaf or by round, and the time to an accuracy."""
+    """The traffic of a run by leaf or by round, and the costs of reaching an accuracy."""
     parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
     parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
-    parser.add_argument("--target", type=float, default=None, help="an accuracy to reach")
+    parser.add_argument(
+        "--target", type=float, default=None, metavar="X", help="an accuracy to reach"
+    )
     parser.add_argument(
         "--of",
         choices=("global", "personal"),
         default=None,
-        help="whose accuracy; default: personal where clients keep models of their own",
+        help="which accuracy (default: personal if clients keep models of their own)",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     log = events.read(run / "events.jsonl")
-    lines = _ledger(log)
+    lines = ledger(log)
     if options.by == "leaf":
         _show(lines)
     else:
-        _show_rounds(log)
-    whose = options.of or ("personal" if _personal(log) else "global")
+        say(_rounds(log))
+    whose = options.of or ("personal" if has_personal_models(log) else "global")
     reached = reach(log, options.target, whose) if options.target is not None else None
     if reached:
         say(_reached(options.target, reached))
@@ -145,94 +164,54 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _personal(log: Iterable[Mapping[str, Any]]) -> bool:
-    return any(event.get("personal_density") is not None for event in log)
-
-
-def reach(log: Iterable[Mapping[str, Any]], target: float, whose: str) -> dict[str, Any] | None:
-    """The first evaluation with at least an accuracy: its round, bits and time on devices."""
-    key = "global_accuracy" if whose == "global" else "personal_mean"
-    sent: Mapping[str, Any] = {}
-    for event in log:
-        if event["event"] == "round-finished":
-            sent = event
-        accuracy = event.get(key)
-        if event["event"] == "evaluated" and accuracy is not None and accuracy >= target:
-            return {
-                "round": event["round"],
-                "of": whose,
-                "accuracy": accuracy,
-                "up": sent.get("up", 0),
-                "down": sent.get("down", 0),
-                "flops": sent.get("flops", 0),
-                "device_seconds": sent.get("device_seconds"),
-            }
-    return None
-
-
-def _ledger(log: Iterable[Mapping[str, Any]]) -> dict[Line, Bits]:
-    found: dict[Line, Bits] = {}
-    for event in log:
-        if event["event"] == "client-failed" and event.get("down"):
-            lost = Bits(1, event["down"], 0.0, event.get("paper_down") or 0)
-            found["down", LOST, "all"] = found.get(("down", LOST, "all"), Bits()) + lost
-        for entry in event["traffic"] if event["event"] == "client-finished" else ():
-            line = (entry["direction"], entry["message"], entry["leaf"])
-            here = Bits(1, entry["sent"], entry["information"], entry["paper"])
-            found[line] = found.get(line, Bits()) + here
-    return found
-
-
 def _show(lines: Mapping[Line, Bits]) -> None:
     rows: list[tuple[object, ...]] = []
     for direction in ("down", "up"):
         total = Bits()
-        for line, found in lines.items():
+        for line, cost_of_line in lines.items():
             if line[0] == direction:
-                rows.append((*line, found.messages, *_columns(found)))
-                total += found
-        rows.append((direction, "", "in all", "", *_columns(total)))
+                rows.append((*line, cost_of_line.messages, *_columns(cost_of_line)))
+                total += cost_of_line
+        rows.append((direction, "", "total", "", *_columns(total)))
     say(table(rows, HEADER))
 
 
-def _show_rounds(log: Iterable[Mapping[str, Any]]) -> None:
-    rows, before = [], {"up": 0, "down": 0, "paper_up": 0, "paper_down": 0, "flops": 0}
-    for event in log:
-        if event["event"] == "round-finished":
-            spent = [event[name] - before[name] for name in before]
-            rows.append((event["round"], *map(bits, spent[:4]), f"{spent[4]:.4g}"))
-            before = {name: event[name] for name in before}
-    say(table(rows, ("round", "up", "down", "paper up", "paper down", "FLOPs")))
+def _rounds(log: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for number, costs in by_round(log):
+        *traffic, flops = costs.values()
+        rows.append((number, *map(bits, traffic), f"{flops:.4g}"))
+    return table(rows, ("round", "up", "down", "paper up", "paper down", "FLOPs"))
 
 
-def _columns(found: Bits) -> tuple[str, str, str]:
-    return bits(found.sent), bits(found.information), bits(found.paper)
+def _columns(cost_of_line: Bits) -> tuple[str, str, str]:
+    return bits(cost_of_line.sent), bits(cost_of_line.information), bits(cost_of_line.paper)
 
 
-def _round(found: Price) -> str:
-    up, down = (bits(found.total(way).sent / found.rounds) for way in ("up", "down"))
-    work = found.flops / found.rounds
-    return f"a round, on average: {up} up, {down} down, {work:.4g} FLOPs"
+def _round(price_list: Price) -> str:
+    up, down = (bits(price_list.total(way).sent / price_list.rounds) for way in ("up", "down"))
+    work = price_list.flops / price_list.rounds
+    return f"per round, on average: {up} up, {down} down, {work:.4g} FLOPs"
 
 
-def _times(found: Price) -> str:
-    text = f"FLOPs {found.flops:.4g}; {found.rounds} rounds"
-    if found.exact < found.rounds:
-        text += f", of which {found.exact} were gone through and the rest cost what the last does"
-    if found.device_seconds is not None:
-        text += f"; {found.device_seconds:.4g} s on devices"
+def _times(price_list: Price) -> str:
+    text = f"FLOPs {price_list.flops:.4g}; {price_list.rounds} rounds"
+    if price_list.exact < price_list.rounds:
+        text += f", {price_list.exact} of them simulated and the others like the last of these"
+    if price_list.device_seconds is not None:
+        text += f"; {price_list.device_seconds:.4g} s on devices"
     return text
 
 
-def _figures(method: str, wish: Experiment, clients: int, found: Price) -> dict[str, Any]:
-    up, down = found.total("up"), found.total("down")
+def _figures(method: str, wish: Experiment, clients: int, price_list: Price) -> dict[str, Any]:
+    up, down = price_list.total("up"), price_list.total("down")
     return {
         "method": method,
         "model": wish.model,
         "pool": wish.pool,
         "clients": clients,
-        "rounds": found.rounds,
-        "exact_rounds": found.exact,
+        "rounds": price_list.rounds,
+        "exact_rounds": price_list.exact,
         "bits": {
             "up": round(up.sent),
             "down": round(down.sent),
@@ -241,9 +220,9 @@ def _figures(method: str, wish: Experiment, clients: int, found: Price) -> dict[
             "paper_up": round(up.paper),
             "paper_down": round(down.paper),
         },
-        "flops": found.flops,
-        "device_seconds": found.device_seconds,
-        "lines": _plain(found.lines),
+        "flops": price_list.flops,
+        "device_seconds": price_list.device_seconds,
+        "lines": _plain(price_list.lines),
     }
 
 
@@ -253,19 +232,19 @@ def _plain(lines: Mapping[Line, Bits]) -> list[dict[str, Any]]:
             "direction": line[0],
             "message": line[1],
             "leaf": line[2],
-            "messages": found.messages,
-            "sent": found.sent,
-            "information": found.information,
-            "paper": found.paper,
+            "messages": cost_of_line.messages,
+            "sent": cost_of_line.sent,
+            "information": cost_of_line.information,
+            "paper": cost_of_line.paper,
         }
-        for line, found in lines.items()
+        for line, cost_of_line in lines.items()
     ]
 
 
-def _reached(target: float, found: Mapping[str, Any]) -> str:
-    text = f"{found['of']} accuracy {target} was reached in round {found['round']}, after "
-    text += f"{bits(found['up'])} up and {bits(found['down'])} down"
-    seconds = found["device_seconds"]
+def _reached(target: float, reached: Mapping[str, Any]) -> str:
+    text = f"{reached['of']} accuracy {target} was reached in round {reached['round']}, after "
+    text += f"{bits(reached['up'])} up and {bits(reached['down'])} down"
+    seconds = reached["device_seconds"]
     return text if seconds is None else f"{text}, {seconds:.4g} s on devices"
 
 

@@ -1,4 +1,4 @@
-"""`gossamer demo`: methods compared on real images that come with the package, and a report."""
+"""`gossamer demo`: four methods compared on embedded real images, with a report."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.compare import Wanted, introduction, perform
+from gossamer.cli.compare import Request, perform
 from gossamer.cli.parsing import Parser
 from gossamer.config import Config, Experiment
 from gossamer.engine.options import Options
+from gossamer.reproduce.comparison import description
 from gossamer.reproduce.plans import Plan
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -24,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "probe_epochs": 5.0,
         "schedule": "constant",
     },
-    # The paper's rates are for a thousand rounds.
+    # The paper's learning rates are for a thousand rounds.
     "fedsparse": {"lr": 0.05, "lambda0": 5e-5, "server_lr": 0.01, "threshold_lr": 0.01},
 }
 COMMON = {"clients": 5, "epochs": 2.0, "batch": 32, "lr": 0.1}
@@ -34,7 +35,7 @@ EXPERIMENT = Experiment(
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """`gossamer demo`: trains, compares, and writes a report."""
+    """`gossamer demo`: trains four methods, compares them, and writes a report."""
     parser = Parser(prog="gossamer demo", description=demo.__doc__)
     parser.add_argument("--out", default="runs/demo", metavar="FOLDER", help="default: runs/demo")
     parser.add_argument("--rounds", type=int, default=EXPERIMENT.rounds, help="rounds per method")
@@ -49,12 +50,14 @@ def demo(arguments: Sequence[str]) -> int:
         )
         for name, own in METHODS.items()
     ]
-    told = (
-        "A dense model, thresholds instead of weights, a sparse mask that all clients share, and "
-        "a model that shrinks while it is trained: the same network on 10,000 real images of "
-        f"Fashion-MNIST, {introduction(experiment)}. Clients of spafl keep models of their own; "
-        "that of their server is not meant to be used."
+    introduction = (
+        "A dense model (fedavg), thresholds instead of weights (spafl), a sparse mask shared by "
+        "all clients (spdst), and a model that shrinks during training (fedsparse): the same "
+        f"network on 10,000 real images of Fashion-MNIST, {description(experiment)}. The clients "
+        "of spafl keep models of their own; its server's model is not meant to be used."
     )
     command = shlex.join(["gossamer", "demo", *arguments])
-    wanted = Wanted(out, command, command, "Gossamer demo", told, json=options.json, replace=True)
-    return perform(todo, wanted)
+    request = Request(
+        out, command, command, "Gossamer demo", introduction, json=options.json, restart=True
+    )
+    return perform(todo, request)

@@ -1,4 +1,4 @@
-"""`gossamer flower`, `serve` and `join`: a method on a network of machines, by Flower."""
+"""`gossamer flower`, `serve` and `join`: federated training on a network, with Flower."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 
 from gossamer import engine, fields
-from gossamer.cli.parsing import Parser, Refusal, add_settings, given, say, warn
-from gossamer.cli.run import refusing
-from gossamer.config import Config, Experiment, absolute, anywhere, find_method
+from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say, warn
+from gossamer.config import Config, Experiment, absolute, absolute_paths, find_method
 from gossamer.engine import Options
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
@@ -31,13 +30,13 @@ from gossamer.flower.server import at_server, set_up
 from gossamer.flower.server_transport import Patience
 
 READY = 120.0
-"""Seconds in which a SuperLink must have started."""
+"""Seconds within which a SuperLink must start."""
 SILENT = 10.0
-"""Seconds in which a SuperLink must be gone whose server was killed."""
+"""Seconds within which the SuperLink of a killed server must end."""
 CONNECTED, PAUSE = 60.0, 2.0
-"""Seconds after which a node that ends had been connected, and between two attempts to be."""
+"""Seconds after which an ended node counts as having been connected, and between attempts."""
 PATIENCE = (5.0, 60.0)
-"""Seconds, at least and at most, in which Flower's own process must reach the server."""
+"""Minimum and maximum seconds within which Flower's own process must reach the server."""
 PORT, NODE_PORT = 9093, 9100
 PR_SET_PDEATHSIG = 1
 
@@ -49,23 +48,25 @@ def flower(arguments: Sequence[str]) -> int:
         Parser(prog="gossamer flower init|certs", description=flower.__doc__).read(arguments)
     if not arguments or arguments[0] not in known:
         raise Refusal(
-            "say `gossamer flower init FOLDER --method NAME` or `gossamer flower certs FOLDER`"
+            "use `gossamer flower init FOLDER --method NAME` or `gossamer flower certs FOLDER`"
         )
     return known[arguments[0]](arguments[1:])
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """`gossamer serve PROJECT`: a SuperLink and the run of a project on it; again, to resume."""
+    """`gossamer serve PROJECT`: runs a project on a SuperLink; repeat it to resume."""
     parser = Parser(prog="gossamer serve", description=serve.__doc__)
-    parser.add_argument("project", help="a folder made by `gossamer flower init`")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this host)")
+    parser.add_argument("project", help="a folder created by `gossamer flower init`")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
     parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")
     _add_security(parser)
     options = parser.read(arguments)
     _needs_flower()
     folder = Path(options.project)
     if not (folder / project.PACKAGE / CONFIG).exists():
-        raise Refusal(f"{folder} is no project; make one with `gossamer flower init {folder}`")
+        raise Refusal(f"{folder} is not a project; create one with `gossamer flower init {folder}`")
     link = Link(options.host, options.port, _security(options, (certs.CA, certs.SERVER)))
     home = folder / ".flower"
     home.mkdir(exist_ok=True)
@@ -77,37 +78,39 @@ def serve(arguments: Sequence[str]) -> int:
         keys = sorted(link.certificates.glob("node-*.pub")) if link.certificates else []
         for key in keys:
             register(key, home, environment)
-        say(f"the server listens at {link.address}; nodes may join")
+        say(f"the server listens at {link.address}; nodes can join")
         subprocess.run(commands.run(folder, len(keys)), env=environment, check=False)
     return 0 if _finished(folder) else 1
 
 
 def join(arguments: Sequence[str]) -> int:
-    """`gossamer join HOST:PORT --node I --nodes N`: a node with its share of the clients."""
+    """`gossamer join HOST:PORT --node I --nodes N`: runs a node with its share of the clients."""
     parser = Parser(prog="gossamer join", description=join.__doc__)
     parser.add_argument("server", help="host and port of the server, e.g. 192.168.0.5:9093")
     parser.add_argument("--node", type=int, required=True, help="the number of this node, from 0")
-    parser.add_argument("--nodes", type=int, required=True, help="how many nodes there are")
-    parser.add_argument("--states", default="states", help="folder for what its clients keep")
+    parser.add_argument("--nodes", type=int, required=True, help="the number of nodes")
+    parser.add_argument("--states", default="states", help="folder for the states of its clients")
     parser.add_argument(
         "--data",
         default="",
-        help="of this node only, e.g. npz:own.npz, if the project has own data",
+        help="this node's own data, e.g. npz:own.npz, in a project with --own-data",
     )
     parser.add_argument(
-        "--wait", type=float, default=600.0, help="seconds to try to get in (default: 600)"
+        "--wait", type=float, default=600.0, help="seconds to keep trying to connect (default: 600)"
     )
     parser.add_argument(
-        "--port", type=int, default=0, help=f"its own, on this machine (default: {NODE_PORT} + I)"
+        "--port", type=int, default=0, help=f"local port of the node (default: {NODE_PORT} + I)"
     )
     _add_security(parser)
     options = parser.read(arguments)
     _needs_flower()
     host, colon, port = options.server.rpartition(":")
     if not colon or not port.isdecimal():
-        raise Refusal(f"the server is HOST:PORT, not {options.server!r}")
+        raise Refusal(f"the server must be HOST:PORT, not {options.server!r}")
     if not 0 <= options.node < options.nodes:
-        raise Refusal(f"--node is {options.node}, but {options.nodes} nodes are numbered from 0")
+        raise Refusal(
+            f"--node {options.node} is out of range; {options.nodes} nodes are numbered from 0"
+        )
     key = f"node-{options.node}"
     link = Link(host, int(port), _security(options, (certs.CA, key)))
     states = Path(options.states)
@@ -115,23 +118,24 @@ def join(arguments: Sequence[str]) -> int:
     home.mkdir(parents=True, exist_ok=True)
     own = options.port or NODE_PORT + options.node
     patience = max(PATIENCE[0], min(options.wait, PATIENCE[1]))
-    data = anywhere(replace(Experiment(), data=options.data)).data if options.data else ""
+    data = absolute_paths(replace(Experiment(), data=options.data)).data if options.data else ""
     until = time.monotonic() + options.wait
     from gossamer.flower.warm_worker import warm_worker
 
     with warm_worker() as worker:
         path = worker.path if worker else None
-        who = (options.node, options.nodes)
-        command = commands.supernode(link, *who, states, own, patience, path, data)
+        place = (options.node, options.nodes)
+        command = commands.supernode(link, *place, states, own, patience, path, data)
         while True:
             began = time.monotonic()
             with _running(command, commands.environment(home)) as process:
                 code = worker.wait(process) if worker else process.wait()
-            if time.monotonic() - began > CONNECTED:  # it was in, so the server will be back
+            connected = time.monotonic() - began > CONNECTED
+            if connected:  # the server will be back
                 until = time.monotonic() + options.wait
             if code <= 0 or time.monotonic() > until:
                 return abs(code)
-            warn(f"{options.server} is not there yet or does not know {key}; trying again")
+            warn(f"{options.server} is unreachable or does not know {key}; trying again")
             time.sleep(PAUSE)
 
 
@@ -142,15 +146,17 @@ def _init(arguments: Sequence[str]) -> int:
     with refusing():
         method = find_method(name.method)
     parser = Parser(
-        prog="gossamer flower init", description="Writes a project that `flwr run` accepts."
+        prog="gossamer flower init", description="Creates a project that `flwr run` accepts."
     )
-    parser.add_argument("folder", help="of the project")
-    parser.add_argument("--method", default="fedavg", help="a name of `gossamer ls`")
-    parser.add_argument("--out", default="", help="of the run, at the server (default: beside it)")
+    parser.add_argument("folder", help="the folder to create")
+    parser.add_argument("--method", default="fedavg", help="a method of `gossamer ls --all`")
+    parser.add_argument(
+        "--out", default="", help="folder of the run on the server (default: in the project)"
+    )
     parser.add_argument(
         "--own-data",
         action="store_true",
-        help="every client is a node with data of its own; --data is for the server's tests",
+        help="every client is a node with its own data; --data is the server's test data",
     )
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
@@ -160,7 +166,7 @@ def _init(arguments: Sequence[str]) -> int:
     config = Config(
         absolute(options.method),
         given(method, options),
-        anywhere(fields.replace(Experiment(), given(Experiment(), options))),
+        absolute_paths(fields.replace(Experiment(), given(Experiment(), options))),
         fields.replace(Options(), given(Options(), options)),
     )
     folder = Path(options.folder)
@@ -174,7 +180,7 @@ def _init(arguments: Sequence[str]) -> int:
         engine.check(*what, rounds=wish.rounds, seed=wish.seed, options=config.options)
         project.write(folder, config, out, patience, options.own_data)
     say(
-        f"{folder} is a project for {len(federation.pool)} clients; next:\n"
+        f"created {folder}, a project for {len(federation.pool)} clients; next:\n"
         f"  gossamer flower certs {folder / 'certs'} --hosts ADDRESS --nodes N\n"
         f"  gossamer serve {folder} --certs {folder / 'certs'} --host ADDRESS\n"
         f"  gossamer join ADDRESS:{PORT} --certs certs --node I --nodes N    (on every node)"
@@ -183,35 +189,36 @@ def _init(arguments: Sequence[str]) -> int:
 
 
 def _certs(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="gossamer flower certs", description="Makes a CA, and keys for all.")
-    parser.add_argument("folder", help="where certificates and keys are to lie")
+    parser = Parser(
+        prog="gossamer flower certs",
+        description="Creates a CA, and keys for the server and all nodes.",
+    )
+    parser.add_argument("folder", help="folder for certificates and keys")
     parser.add_argument(
         "--hosts", default="", help="names and addresses of the server, besides 127.0.0.1"
     )
-    parser.add_argument("--nodes", type=int, required=True, help="how many nodes get a key")
-    parser.add_argument("--days", type=int, default=certs.DAYS, help="how long they are valid")
+    parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
+    parser.add_argument("--days", type=int, default=certs.DAYS, help="days of validity")
     options = parser.read(arguments)
     _needs_flower()
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if options.nodes < 1 or options.days < 1:
-        raise Refusal("certificates need at least one of --nodes and one of --days")
+        raise Refusal("--nodes and --days must be at least 1")
     with refusing():
         written = certs.make(Path(options.folder), hosts, options.nodes, options.days)
     for path in written:
         say(str(path))
-    say(f"a node needs {certs.CA} and its own node-I and no more; {certs.CA_KEY} stays where it is")
+    say(f"a node needs {certs.CA} and its own node-I only; keep {certs.CA_KEY} private")
     return 0
 
 
 def _add_security(parser: Parser) -> None:
-    parser.add_argument("--certs", default="", help="a folder made by `gossamer flower certs`")
-    parser.add_argument(
-        "--insecure", action="store_true", help="no encryption, and anybody may take part"
-    )
+    parser.add_argument("--certs", default="", help="a folder created by `gossamer flower certs`")
+    parser.add_argument("--insecure", action="store_true", help="no encryption; anybody can join")
 
 
 def _security(options: object, needed: Sequence[str]) -> Path | None:
-    """The folder of certificates; none only if that was asked for."""
+    """The folder of certificates; None only with --insecure."""
     folder, insecure = getattr(options, "certs", ""), getattr(options, "insecure", False)
     if insecure:
         if folder:
@@ -219,12 +226,12 @@ def _security(options: object, needed: Sequence[str]) -> Path | None:
         return None
     if not folder:
         raise Refusal(
-            "name certificates with --certs (`gossamer flower certs` makes them), "
-            "or ask for --insecure"
+            "name certificates with --certs (`gossamer flower certs` creates them), "
+            "or use --insecure"
         )
     for name in needed:
         if not (Path(folder) / name).exists():
-            raise Refusal(f"{folder} has no {name}; `gossamer flower certs {folder}` makes it")
+            raise Refusal(f"{folder} has no {name}; `gossamer flower certs {folder}` creates it")
     return Path(folder)
 
 
@@ -234,7 +241,7 @@ def _needs_flower() -> None:
 
 
 def _follow() -> None:
-    """In a new process: asks the system to end it when its parent dies."""
+    """Called in a new process: asks the system to end it when its parent dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -242,7 +249,7 @@ def _follow() -> None:
 def _running(
     command: Sequence[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not outlive this one, be it interrupted, terminated or (Linux) killed."""
+    """A process that ends with this one, even if this one is terminated or (on Linux) killed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -264,13 +271,13 @@ def _running(
 
 
 def _await_silence(link: Link) -> None:
-    """Refuses to start beside a SuperLink that is there, such as one whose server was killed."""
+    """Refuses to start while another SuperLink listens, such as that of a killed server."""
     until = time.monotonic() + SILENT
     while _listens(link):
         if time.monotonic() > until:
             raise Refusal(
-                f"something listens at {link.address} already; if it was left by a server that was "
-                "killed, end it (`flower-superlink`), or use another --port"
+                f"{link.address} is already in use; if by the SuperLink of a killed server, "
+                "end that process, or use another --port"
             )
         time.sleep(0.2)
 
@@ -297,15 +304,15 @@ def await_link(link: Link, process: subprocess.Popen[bytes]) -> None:
         except (urllib.error.URLError, OSError) as problem:
             if isinstance(getattr(problem, "reason", None), ssl.SSLCertVerificationError):
                 raise Refusal(
-                    f"{link.certificates} does not hold for {link.near}: {problem}; "
-                    f"make others with `gossamer flower certs --hosts {link.near}`"
+                    f"{link.certificates} is not valid for {link.near}: {problem}; "
+                    f"create others with `gossamer flower certs --hosts {link.near}`"
                 ) from None
             time.sleep(0.2)
-    raise Refusal(f"the SuperLink did not start at {link.address}; what it said is above")
+    raise Refusal(f"the SuperLink did not start at {link.address}; see its output above")
 
 
 def register(key: Path, home: Path, environment: dict[str, str]) -> None:
-    """Lets a node take part; a SuperLink remembers those of before."""
+    """Registers a node's key with the SuperLink, unless it was registered before."""
     note = home / "registered"
     known = set(note.read_text().split()) if note.exists() else set()
     name = certs.short(key)
@@ -321,15 +328,17 @@ def register(key: Path, home: Path, environment: dict[str, str]) -> None:
 
 
 def _finished(folder: Path) -> bool:
-    """Whether the log of the project's run tells of its end."""
+    """Whether the run of the project has finished, according to its log."""
     import tomllib
 
-    told = tomllib.loads((folder / "pyproject.toml").read_text())
-    out = Path(told["tool"]["flwr"]["app"]["config"]["out"])
+    settings = tomllib.loads((folder / "pyproject.toml").read_text())
+    out = Path(settings["tool"]["flwr"]["app"]["config"]["out"])
     log = engine.events.read(out / "events.jsonl") if (out / "events.jsonl").exists() else []
     ended = bool(log) and log[-1]["event"] == "finished"
     (say if ended else warn)(
-        f"the run in {out} is over" if ended else f"the run in {out} is not over; serve it again"
+        f"the run in {out} has finished"
+        if ended
+        else f"the run in {out} is unfinished; serve it again"
     )
     return ended
 

@@ -1,25 +1,38 @@
-"""Command-line options made from dataclass fields, and refusals in one sentence."""
+"""Command-line options derived from dataclass fields, and one-sentence refusals."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from gossamer import fields
-from gossamer.config import nearest
+from gossamer.config import nearest, variants_with
 
 REFUSED = 2
 """Exit code of a command whose input was refused before any work."""
 
 
 class Refusal(Exception):
-    """Input that cannot be used; its text is the sentence to print."""
+    """Unusable input; the text is the sentence to print."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turns errors about the input into refusals."""
+    try:
+        yield
+    except KeyError as problem:
+        raise Refusal(str(problem.args[0])) from problem
+    except (ValueError, OSError, ImportError) as problem:
+        raise Refusal(str(problem)) from problem
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers mistakes with one sentence and the nearest name."""
+    """An argument parser that answers a mistake with one sentence and the nearest known name."""
 
     def __init__(self, prog: str, description: str | None = None) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
@@ -27,20 +40,52 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refusal(message)
 
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parses everything; an unknown option is answered with the nearest known one."""
-        found, unknown = self.parse_known_args(list(arguments))
+    def read(
+        self,
+        arguments: Sequence[str],
+        explain: Callable[[Sequence[str]], str | None] = lambda words: None,
+    ) -> argparse.Namespace:
+        """Parses all arguments.
+
+        Args:
+            arguments: the words after the command.
+            explain: called with the unknown option and the words after it; says what is wrong if
+                it knows better than the nearest known option.
+
+        Raises:
+            Refusal: an option is unknown or its value unusable.
+        """
+        options, unknown = self.parse_known_args(list(arguments))
         if unknown:
             word = unknown[0].partition("=")[0]
+            hint = nearest(word, self._option_string_actions)
             raise Refusal(
-                f"no option {word!r} of `{self.prog}`{nearest(word, self._option_string_actions)} "
-                f"`{self.prog} --help` lists them all"
+                explain(unknown)
+                or f"no option {word!r} of `{self.prog}`{hint} `{self.prog} --help` lists them all"
             )
-        return found
+        return options
+
+
+def option_of_variants(method: str, command: str) -> Callable[[Sequence[str]], str | None]:
+    """Explains an option that a method lacks but one of its published variants has."""
+
+    def explain(unknown: Sequence[str]) -> str | None:
+        flag = unknown[0].partition("=")[0]
+        if not flag.startswith("--"):
+            return None
+        names = [flag[2:].replace("-", "_"), flag[2:].removeprefix("no-").replace("-", "_")]
+        entry = next((entry for name in names if (entry := variants_with(method, name))), None)
+        if entry is None:
+            return None
+        value = [word for word in unknown[1:2] if not word.startswith("--")]
+        use = shlex.join(["gossamer", command, entry, unknown[0], *value])
+        return f"{flag} is an option of {entry}; use {use}"
+
+    return explain
 
 
 def add_settings(parser: argparse.ArgumentParser, title: str, record: object) -> None:
-    """An option for every field of a record, however nested."""
+    """Adds an option for every field of a record, including those of nested records."""
     group = parser.add_argument_group(title)
     for item in fields.settings(record):
         name = f"--{fields.flag(item.name)}"
@@ -58,13 +103,13 @@ def add_settings(parser: argparse.ArgumentParser, title: str, record: object) ->
         group.add_argument(
             name,
             default=argparse.SUPPRESS,
-            metavar="|".join(item.choices) or _kind(item.default),
+            metavar="|".join(item.choices) or _placeholder(item.default),
             help=f"{item.help} {default}".replace("%", "%%"),
         )
 
 
 def given(record: object, options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a record that the command line names, converted and checked one by one."""
+    """The fields of a record that the command line sets, converted to their types."""
     values = vars(options)
     try:
         return {
@@ -76,42 +121,15 @@ def given(record: object, options: argparse.Namespace) -> dict[str, Any]:
         raise Refusal(str(problem)) from None
 
 
-def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """Rows as aligned columns; numbers to the right."""
-    cells = [[str(cell) for cell in row] for row in ([header] if header else [])]
-    cells += [[_text(cell) for cell in row] for row in rows]
-    if not cells:
-        return ""
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(width) if _number(cell) else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
-    if header:
-        lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
 def say(text: str) -> None:
-    """A line for the person who looks on."""
+    """Prints a line for the user."""
     print(text, flush=True)
 
 
 def warn(text: str) -> None:
-    """A line about something that went wrong."""
+    """Prints a line about a problem to standard error."""
     print(f"gossamer: {text}", file=sys.stderr, flush=True)
 
 
-def _kind(default: object) -> str:
+def _placeholder(default: object) -> str:
     return {int: "N", float: "X"}.get(type(default), "TEXT")
-
-
-def _text(cell: object) -> str:
-    return f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell)
-
-
-def _number(cell: str) -> bool:
-    return cell.replace(".", "").replace(",", "").replace("-", "").isdecimal()

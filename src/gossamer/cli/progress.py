@@ -1,4 +1,4 @@
-"""How a run looks while it goes: a live line on a terminal, plain lines in a pipe."""
+"""Progress of a run: a live display on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gossamer.engine.events import RoundFinished as Round
 
 
 class Figures:
-    """What every display shows, gathered from events."""
+    """The figures that every display shows, collected from events."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -35,11 +35,11 @@ class Figures:
         self.density = 1.0
         self.speed = 0.0
         self._examples = 0
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._first: int | None = None
 
     def see(self, event: Event, clock: Clock) -> None:
-        """Takes in one event."""
+        """Updates the figures by one event."""
         match event:
             case ClientFinished():
                 self._examples += event.examples
@@ -56,17 +56,14 @@ class Figures:
                 self.valid = event.valid_mean
 
     def left(self) -> str:
-        """The time that the remaining rounds will take at the pace so far."""
+        """The time that the remaining rounds will take at the average pace so far."""
         done = self.round - (self._first or 0)
         if not done:
             return "-:--"
-        seconds = (time.monotonic() - self._began) / done * (self.rounds - self.round)
-        minutes, rest = divmod(round(seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+        return clock((time.monotonic() - self._start) / done * (self.rounds - self.round))
 
     def parts(self) -> list[str]:
-        """The figures as short texts."""
+        """The figures as short texts, the remaining time last."""
         shown = {"accuracy": self.accuracy, "personal": self.personal, "valid": self.valid}
         return [
             *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
@@ -77,8 +74,15 @@ class Figures:
         ]
 
 
+def clock(seconds: float) -> str:
+    """A duration as 1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def bits(count: float) -> str:
-    """A number of bits in a unit that suits it."""
+    """A number of bits with a unit: 4.2 Mbit."""
     for unit in ("bit", "kbit", "Mbit", "Gbit"):
         if count < 1000 or unit == "Gbit":
             return f"{count:.4g} {unit}"
@@ -87,7 +91,7 @@ def bits(count: float) -> str:
 
 
 class Lines:
-    """One line a round, for pipes and log files."""
+    """One line per round, for pipes and log files."""
 
     def __init__(self, rounds: int, stream: TextIO, run: Path | None = None) -> None:
         self._figures = Figures(rounds)
@@ -124,7 +128,7 @@ class Lines:
 
 
 class Live:
-    """A progress bar with the figures below it, which stay in place; needs rich."""
+    """A progress bar with the figures below it; needs rich."""
 
     def __init__(
         self, rounds: int, title: str, run: Path | None = None, console: Any = None
@@ -162,7 +166,7 @@ class Live:
 
 
 def failure(event: ClientFailed, run: Path | None = None) -> str:
-    """A failed client in one line, with the command that replays it where there is one."""
+    """A failed client in one line, with the command that replays it if it was recorded."""
     text = (
         f"client {event.client} failed in {event.stage} of round {event.round} "
         f"and was left out: {event.reason}"
@@ -174,7 +178,7 @@ def failure(event: ClientFailed, run: Path | None = None) -> str:
 
 
 def display(rounds: int, title: str, run: Path | None = None) -> Sink:
-    """The display that fits where standard output goes."""
+    """A live display if standard output is a terminal and rich is installed, otherwise lines."""
     if sys.stdout.isatty():
         try:
             return Live(rounds, title, run)

@@ -1,4 +1,4 @@
-"""`gossamer report`: runs as one page to look at, offline."""
+"""`gossamer report`: an offline HTML page about runs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.cli.parsing import Parser, Refusal, say, warn
-from gossamer.cli.run import refusing
+from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.report import NoRun, Report
 from gossamer.report import report as compose
 
 
 def report(arguments: Sequence[str]) -> int:
-    """`gossamer report RUN... [-o report.html]`: one self-contained page about runs."""
+    """`gossamer report RUN... [-o report.html]`: writes one self-contained page about runs."""
     parser = Parser(prog="gossamer report", description=report.__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs")
     parser.add_argument(
@@ -27,38 +26,38 @@ def report(arguments: Sequence[str]) -> int:
         raise Refusal("name the folder of a run, e.g. `gossamer report runs/demo/fedavg/seed-1`")
     with refusing():
         try:
-            found = compose(options.runs, options.title)
+            page = compose(options.runs, options.title)
         except NoRun as problem:
             raise Refusal(f"{problem}{_hint(options.runs)}") from None
-        write(found, Path(options.out))
-    for text in found.notices:
+        write(page, Path(options.out))
+    for text in page.notices:
         warn(text)
-    runs = f"{len(found.runs)} runs" if len(found.runs) > 1 else "1 run"
+    runs = f"{len(page.runs)} runs" if len(page.runs) > 1 else "1 run"
     say(f"report of {runs}: {options.out}")
     if options.json:
-        print(json.dumps(_figures(found, options.out)), flush=True)
+        print(json.dumps(_figures(page, options.out)), flush=True)
     return 0
 
 
-def write(found: Report, path: Path) -> None:
-    """Puts a report where a reader finds the old one or the new one, whole."""
+def write(page: Report, path: Path) -> None:
+    """Writes a report atomically: readers see the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, found.html.encode())
+    write_atomically(path, page.html.encode())
 
 
 def _hint(folders: Sequence[str]) -> str:
-    """What may have been meant by a folder that holds runs without being one."""
+    """A suggestion for a folder that contains runs but is none itself."""
     for folder in map(Path, folders):
         if any(folder.glob("*/events.jsonl")):
-            return f"; the folders in it are: gossamer report {folder}/*/"
+            return f"; for the runs inside it, use: gossamer report {folder}/*/"
     return ""
 
 
-def _figures(found: Report, out: str) -> dict[str, object]:
+def _figures(page: Report, out: str) -> dict[str, object]:
     return {
         "report": out,
-        "bytes": len(found.html.encode()),
-        "runs": [run.folder for run in found.runs],
-        "groups": {group.label: [run.folder for run in group.runs] for group in found.groups},
-        "notices": list(found.notices),
+        "bytes": len(page.html.encode()),
+        "runs": [run.folder for run in page.runs],
+        "groups": {group.label: [run.folder for run in group.runs] for group in page.groups},
+        "notices": list(page.notices),
     }

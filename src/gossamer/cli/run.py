@@ -1,4 +1,4 @@
-"""`gossamer run`, `resume` and `replay`: a method on a federation, and its continuation."""
+"""`gossamer run`, `resume` and `replay`: train a method, continue a run, repeat a client."""
 
 from __future__ import annotations
 
@@ -18,10 +18,30 @@ from types import FrameType
 from typing import Any
 
 from gossamer import engine, fields
-from gossamer.cli.parsing import REFUSED, Parser, Refusal, add_settings, given, say, warn
+from gossamer.cli.parsing import (
+    REFUSED,
+    Parser,
+    Refusal,
+    add_settings,
+    given,
+    option_of_variants,
+    refusing,
+    say,
+    warn,
+)
 from gossamer.cli.progress import bits, display
-from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
-from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events, replay
+from gossamer.config import (
+    Config,
+    Experiment,
+    absolute,
+    absolute_paths,
+    find_method,
+    locate,
+    nearest,
+    read,
+)
+from gossamer.engine import ClientError, Options, Stop, Summary, checkpoint, events
+from gossamer.engine import replay as recorded
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG, PROJECT, plain
 from gossamer.engine.trackers import TRACKERS, tracker
@@ -38,16 +58,16 @@ def run(arguments: Sequence[str]) -> int:
         if {"-h", "--help"} & set(arguments):
             _parser("gossamer run METHOD", find_method("fedavg")).read(arguments)
         raise Refusal("name a method or a configuration file first, e.g. `gossamer run fedavg`")
-    config = _named(target)
+    config = _config_of(target)
     parser = _parser(f"gossamer run {target}", find_method(config.method))
-    options = parser.read(arguments[1:])
+    options = parser.read(arguments[1:], option_of_variants(config.method, "run"))
     config = Config(
         absolute(config.method),
         {**config.settings, **given(find_method(config.method), options)},
-        anywhere(fields.replace(config.experiment, given(Experiment(), options))),
+        absolute_paths(fields.replace(config.experiment, given(Experiment(), options))),
         fields.replace(config.options, given(Options(), options)),
     )
-    out = Path(options.out) if options.out else _fresh(config.method)
+    out = Path(options.out) if options.out else _new_folder(config.method)
     _no_project(out)
     if (out / CONFIG).exists():
         raise Refusal(
@@ -58,10 +78,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """`gossamer resume RUN`: continues as if nothing had happened."""
+    """`gossamer resume RUN`: continues an interrupted run, bit-identically."""
     parser = Parser(prog="gossamer resume", description=resume.__doc__)
     parser.add_argument("run", help="the folder of the run")
-    parser.add_argument("--workers", default=None, metavar="N", help="other number of workers")
+    parser.add_argument("--workers", default=None, metavar="N", help="number of workers")
     _add_output(parser)
     options = parser.read(arguments)
     out = Path(options.run)
@@ -71,9 +91,9 @@ def resume(arguments: Sequence[str]) -> int:
     return _execute(config, out, options, resume=True)
 
 
-def again(arguments: Sequence[str]) -> int:
-    """`gossamer replay RUN --round R --client C`: one failed client, with a plain traceback."""
-    parser = Parser(prog="gossamer replay", description=again.__doc__)
+def replay(arguments: Sequence[str]) -> int:
+    """`gossamer replay RUN --round R --client C`: repeats a failed client, with a traceback."""
+    parser = Parser(prog="gossamer replay", description=replay.__doc__)
     parser.add_argument("run", help="the folder of the run")
     parser.add_argument("--round", type=int, required=True, help="the round in which it failed")
     parser.add_argument("--client", type=int, required=True, help="the client that failed")
@@ -82,10 +102,10 @@ def again(arguments: Sequence[str]) -> int:
     with refusing():
         method, task, federation = _saved(Path(options.run)).build()
         rounds = Path(options.run) / "rounds"
-        capsule = replay.read(rounds, options.round, options.client, method)
-    done = replay.again(method, task, federation, capsule)
+        capsule = recorded.read(rounds, options.round, options.client, method)
+    done = recorded.again(method, task, federation, capsule)
     metrics = dict(done.result.metrics)
-    say(f"client {options.client} went through round {options.round}: {metrics}")
+    say(f"client {options.client} completed round {options.round}: {metrics}")
     if options.json:
         figures = {
             "run": options.run,
@@ -97,17 +117,6 @@ def again(arguments: Sequence[str]) -> int:
         }
         print(json.dumps(events.plain(figures)), flush=True)
     return 0
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """Turns what is wrong with the input into a refusal."""
-    try:
-        yield
-    except KeyError as problem:
-        raise Refusal(str(problem.args[0])) from problem
-    except (ValueError, OSError, ImportError) as problem:
-        raise Refusal(str(problem)) from problem
 
 
 def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
@@ -138,30 +147,30 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         raise Refusal(str(problem)) from problem
     except ClientError as error:
         warn(str(error))
-        warn(f"the run is saved; `{_resume(out, options.engine)}` tries the round again")
+        warn(f"the run is saved; `{_resume(out, options.engine)}` repeats the round")
         return 1
     except OSError as problem:
-        if checkpoint.newest(out / "rounds") is None:  # nothing was done that could go on
+        if checkpoint.newest(out / "rounds") is None:  # there is nothing to resume
             if not resume:
                 (out / CONFIG).unlink(missing_ok=True)
             raise Refusal(str(problem)) from problem
-        go_on = _resume(out, options.engine)
-        warn(f"{problem}; the run up to its last checkpoint is safe: {go_on}")
+        command = _resume(out, options.engine)
+        warn(f"{problem}; the run is saved up to its last checkpoint: {command}")
         return 1
     if not options.quiet:
-        say(_told(summary))
+        say(_outcome(summary))
     if summary.failed:
-        warn(f"{summary.failed} replies were left out; `client-failed` in the log says why")
+        warn(f"{summary.failed} replies were dropped; see `client-failed` in the log")
     if summary.interrupted:
-        go_on = _resume(out, options.engine)
-        warn(f"stopped after round {summary.rounds}; continue with: {go_on}")
+        command = _resume(out, options.engine)
+        warn(f"stopped after round {summary.rounds}; continue with: {command}")
     if options.json:
         print(json.dumps(plain(summary.figures())), flush=True)
     return INTERRUPTED if summary.interrupted else 0
 
 
 def _transport(name: str, config: Config) -> AbstractContextManager[Transport | None]:
-    """Where clients are trained; None is here, by the engine's own threads."""
+    """What trains clients; None: the engine's own threads."""
     if name == ENGINES[0]:
         return nullcontext()
     for module in ("flwr", "ray"):
@@ -182,7 +191,7 @@ def _transport(name: str, config: Config) -> AbstractContextManager[Transport | 
 def _parser(program: str, method: object) -> Parser:
     parser = Parser(
         prog=program,
-        description="Trains a method; every field of the method and the run is an option.",
+        description="Trains a method. Every field of the method and of the run is an option.",
     )
     parser.add_argument("--out", default="", metavar="FOLDER", help="default: runs/<time>-<method>")
     _add_output(parser)
@@ -197,19 +206,19 @@ def _add_output(parser: Parser) -> None:
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help="what trains clients (default: threads)",
+        help="backend that trains clients (default: threads)",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--track", default="", metavar=",".join(TRACKERS), help="log to a tracker")
+    parser.add_argument(
+        "--track", default="", metavar=",".join(TRACKERS), help="trackers to log to"
+    )
 
 
-def _named(target: str) -> Config:
+def _config_of(target: str) -> Config:
     with refusing():
         if target.endswith(".toml"):
-            if not Path(target).exists():
-                raise FileNotFoundError(f"there is no configuration file {target}")
-            return read(Path(target))
+            return read(locate(target))
         find_method(target)
         return Config(target)
 
@@ -225,11 +234,11 @@ def _saved(out: Path) -> Config:
 
 def _no_project(out: Path) -> None:
     if (out / PROJECT).exists():
-        raise Refusal(f"{out} is the run of a Flower project, which `gossamer serve` continues")
+        raise Refusal(f"{out} is the run of a Flower project; `gossamer serve` continues it")
 
 
-def _fresh(method: str) -> Path:
-    """A folder that does not exist yet, named by time and method."""
+def _new_folder(method: str) -> Path:
+    """A new folder, named after the time and the method."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method.rpartition(':')[2].lower()}"
     out = Path("runs") / name
     count = 1
@@ -240,7 +249,7 @@ def _fresh(method: str) -> Path:
 
 
 def one_line(command: str) -> str:
-    """A command as a comment of a file can hold it."""
+    """A command with control characters removed, for a comment in a file."""
     return "".join(letter if letter.isprintable() else " " for letter in command)
 
 
@@ -249,8 +258,8 @@ def _resume(out: Path, engine: str = ENGINES[0]) -> str:
     return shlex.join(words if engine == ENGINES[0] else [*words, "--engine", engine])
 
 
-def _told(summary: Summary) -> str:
-    """The outcome as a few lines."""
+def _outcome(summary: Summary) -> str:
+    """The outcome of a run in a few lines."""
     accuracy, cost = summary.accuracy, summary.cost
     chosen = "test data" if summary.select == "test" else "validation data"
     word = "best" if summary.select == "test" else "at best round"
@@ -272,8 +281,8 @@ def _told(summary: Summary) -> str:
     ]
     if accuracy["personal_density"] is not None:
         both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
-        rows.append(("accuracy of clients with a model of their own", accuracy["local_mean"]))
-        rows.append(("density of all personal models", both))
+        rows.append(("accuracy of clients with their own model", accuracy["local_mean"]))
+        rows.append(("density of personal models", both))
     rows += [
         ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
         ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),
@@ -295,7 +304,7 @@ def _pair(last: float | None, best: float | None) -> str:
 
 @contextmanager
 def interrupts(stop: Stop) -> Iterator[None]:
-    """Ctrl-C once finishes the round, twice abandons it, three times ends the process."""
+    """The first Ctrl-C finishes the round, the second abandons it, the third ends the process."""
     before = {}
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -316,4 +325,4 @@ def interrupts(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-__all__ = ["INTERRUPTED", "REFUSED", "again", "interrupts", "refusing", "resume", "run"]
+__all__ = ["INTERRUPTED", "REFUSED", "interrupts", "replay", "resume", "run"]

@@ -1,34 +1,27 @@
-"""`gossamer watch`: a run that is going in another process, as far as its log tells."""
+"""`gossamer watch`: follow a running experiment by its event log."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shlex
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from gossamer.cli.parsing import Parser, Refusal, say
-from gossamer.cli.progress import bits, failure
+from gossamer.cli.progress import bits, clock, failure
 from gossamer.engine.events import (
     CONFIG,
     SCHEMA,
     ClientFailed,
-    ClientFinished,
     Evaluated,
     Event,
     Finished,
     Measured,
     RoundFinished,
-    Started,
-    kind,
 )
-from gossamer.engine.trackers import scalars
+from gossamer.report.live import LiveRun, Tail
 
 BARS = "▁▂▃▄▅▆▇█"
 ACCURACIES = {
@@ -38,167 +31,72 @@ ACCURACIES = {
     "accuracy/local_mean": "clients' own",
     "accuracy/valid_mean": "validation",
 }
-"""Curves, by the names that trackers have for them."""
+"""Labels of the curves, by the names that trackers use."""
 SHARES = {
     "density": "density",
     "density/personal": "personal density",
     "density/global": "mask density",
     "mismatch": "mismatch",
 }
-RECENT = 20
-"""Rounds by whose times the rest is reckoned."""
-FAILURES = 3
-"""Failures that are shown."""
 SILENCE = 60.0
-"""Seconds without news after which that is said."""
+"""Seconds without an event after which the display says so."""
 WIDTH = 40
-"""Letters of a bar or a curve."""
-KINDS: dict[str, type[Event]] = {kind(each.__new__(each)): each for each in get_args(Event)}
+"""Characters of a bar or a curve."""
 
 
 class Display(Protocol):
-    """Where a run is shown."""
+    """Shows a run."""
 
-    def update(self, event: Event | None, seen: Seen) -> None: ...
-    def frame(self, seen: Seen) -> None: ...
+    def update(self, event: Event | None, live: LiveRun) -> None: ...
+    def frame(self, live: LiveRun) -> None: ...
     def close(self) -> None: ...
 
 
-@dataclass
-class Tail:
-    """New lines of a file that grows, and may be cut and written anew by a run that resumes."""
-
-    path: Path
-    position: int = 0
-    _last: bytes = b""
-
-    def read(self) -> tuple[bool, list[bytes]]:
-        """Whether what was read before holds no more, and all whole lines since."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.position - len(self._last))
-                again = file.read(len(self._last)) != self._last
-                if again:
-                    file.seek(0)
-                    self.position, self._last = 0, b""
-                data = file.read()
-        except FileNotFoundError:
-            again = self.position > 0
-            self.position, self._last = 0, b""
-            return again, []
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.splitlines(keepends=True)
-        self.position += len(whole)
-        self._last = lines[-1] if lines else self._last
-        return again, lines
-
-
-@dataclass
-class Seen:
-    """What the log has told so far."""
-
-    run: Path
-    started: Started | None = None
-    finished: Finished | None = None
-    round: int = 0
-    last: dict[str, float] = field(default_factory=dict)
-    """The newest of every scalar that trackers get."""
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """How long the newest rounds took, with their evaluations."""
-    speed: float = 0.0
-    """Examples in a second of the newest round."""
-    failed: int = 0
-    failures: deque[str] = field(default_factory=lambda: deque(maxlen=FAILURES))
-    damaged: int = 0
-    told: float = 0.0
-    """When the newest event happened."""
-    _examples: int = 0
-
-    def take(self, line: bytes) -> Event | None:
-        """Takes in one line of the log; None for one that is not understood."""
-        try:
-            plain = json.loads(line)
-            event = parsed(plain)
-            told, took = float(plain["clock"]["time"]), float(plain["clock"]["seconds"])
-            figures = {} if event is None else scalars(event)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.damaged += 1
-            return None
-        self.told = told
-        self.last |= figures
-        for name in ACCURACIES.keys() & figures.keys():
-            self.curves.setdefault(name, []).append(figures[name])
-        match event:
-            case Started():
-                self.started = event
-            case ClientFinished():
-                self._examples += event.examples
-            case ClientFailed():
-                self.failed += 1
-                self.failures.append(failure(event, self.run))
-            case RoundFinished():
-                self.round = event.round
-                self.times.append(took)
-                self.speed, self._examples = self._examples / max(took, 1e-9), 0
-            case Evaluated() if self.times:
-                self.times[-1] += took
-            case Finished():
-                self.finished = event
-            case _:
-                pass
-        return event
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that were asked for."""
-        return self.started.rounds if self.started else 0
-
-    @property
-    def pace(self) -> float | None:
-        """Seconds of a round, the mean of the newest."""
-        return sum(self.times) / len(self.times) if self.times else None
-
-
 def watch(arguments: Sequence[str]) -> int:
-    """`gossamer watch RUN`: shows a run that is going elsewhere, until it ends."""
+    """`gossamer watch RUN`: follows a running experiment until it ends."""
     parser = Parser(prog="gossamer watch", description=watch.__doc__)
-    parser.add_argument("run", help="the folder of the run, also before it is there")
-    parser.add_argument("--once", action="store_true", help="show how it stands now, and end")
-    parser.add_argument("--every", type=float, default=0.5, metavar="SECONDS", help="default: 0.5")
+    parser.add_argument("run", help="the folder of the run, which may not exist yet")
+    parser.add_argument("--once", action="store_true", help="show the current state and exit")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=0.5,
+        metavar="SECONDS",
+        help="refresh interval (default: 0.5)",
+    )
     options = parser.read(arguments)
     run = Path(options.run)
     if not 0.01 <= options.every <= 3600:
-        raise Refusal(f"--every is between 0.01 and 3600 seconds, not {options.every:g}")
+        raise Refusal(f"--every must be between 0.01 and 3600 seconds, not {options.every:g}")
     if run.exists() and not run.is_dir():
-        raise Refusal(f"{run} is no folder; name that of a run")
+        raise Refusal(f"{run} is not a folder; name the folder of a run")
     if not (run / "events.jsonl").exists() and (newest := _newest(run)):
         raise Refusal(f"{run} holds several runs; the newest is: gossamer watch {newest}")
     tail = Tail(run / "events.jsonl")
     if options.once:
-        seen = Seen(run)
+        live = LiveRun(run)
         for line in tail.read()[1]:
-            seen.take(line)
-        if seen.started is None:
-            raise Refusal(f"there is nothing to see: {tail.path} tells of no run yet")
-        say("\n".join(frame(seen, time.time())))
+            live.update(line)
+        if live.started is None:
+            raise Refusal(f"there is no run to show yet in {tail.path}")
+        say("\n".join(frame(live, time.time())))
         return 0
     follow(tail, run, display(), lambda: time.sleep(options.every))
     return 0
 
 
 def follow(tail: Tail, run: Path, show: Display, wait: Callable[[], None]) -> None:
-    """Shows what is new, then waits, until the run is over."""
-    seen = Seen(run)
+    """Shows new events and waits, until the run has finished."""
+    live = LiveRun(run)
     try:
         while True:
-            again, lines = tail.read()
-            if again:
-                seen = Seen(run)
+            rewritten, lines = tail.read()
+            if rewritten:
+                live = LiveRun(run)
             for line in lines:
-                show.update(seen.take(line), seen)
-            show.frame(seen)
-            if seen.finished:
+                show.update(live.update(line), live)
+            show.frame(live)
+            if live.finished:
                 return
             wait()
     finally:
@@ -206,46 +104,46 @@ def follow(tail: Tail, run: Path, show: Display, wait: Callable[[], None]) -> No
 
 
 class Lines:
-    """One line a round, for pipes and log files; rounds that a resumed run repeats are not."""
+    """One line per round, for pipes and log files; repeated rounds of a resumed run are omitted."""
 
     def __init__(self) -> None:
         self._shown = 0
         self._waited = False
         self._pending = False
 
-    def update(self, event: Event | None, seen: Seen) -> None:
+    def update(self, event: Event | None, live: LiveRun) -> None:
         if self._pending and not isinstance(event, Evaluated | Measured | None):
-            self._print(seen)
+            self._print(live)
         match event:
             case RoundFinished() if event.round > self._shown:
                 self._pending, self._shown = True, event.round
             case Evaluated() if self._pending:
-                self._print(seen)
+                self._print(live)
             case ClientFailed() if event.round > self._shown:
-                say(seen.failures[-1])
+                say(failure(event, live.run))
             case Finished():
-                say("\n".join(frame(seen, time.time())))
+                say("\n".join(frame(live, time.time())))
             case _:
                 pass
 
-    def frame(self, seen: Seen) -> None:
-        if seen.started is None and not self._waited:
+    def frame(self, live: LiveRun) -> None:
+        if live.started is None and not self._waited:
             self._waited = True
-            say(_waiting(seen))
+            say(_waiting(live))
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Has nothing to close."""
 
-    def _print(self, seen: Seen) -> None:
+    def _print(self, live: LiveRun) -> None:
         self._pending = False
-        known = {text: seen.last[name] for name, text in ACCURACIES.items() if name in seen.last}
+        known = {text: live.last[name] for name, text in ACCURACIES.items() if name in live.last}
         accuracies = [f"{text} {value:.4f}" for text, value in known.items()]
-        parts = [f"round {self._shown}/{seen.rounds}", *accuracies, *_sent(seen), *_shares(seen)]
-        say("  ".join([*parts, *_pace(seen)]))
+        parts = [f"round {self._shown}/{live.rounds}", *accuracies, *_traffic(live), *_shares(live)]
+        say("  ".join([*parts, *_pace(live)]))
 
 
 class Screen:
-    """One frame that stays in place; needs rich."""
+    """One frame that is redrawn in place; needs rich."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.live import Live
@@ -255,11 +153,11 @@ class Screen:
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
-    def update(self, event: Event | None, seen: Seen) -> None:
-        """Single events are not shown."""
+    def update(self, event: Event | None, live: LiveRun) -> None:
+        """Shows no single events."""
 
-    def frame(self, seen: Seen) -> None:
-        lines = frame(seen, time.time())
+    def frame(self, live: LiveRun) -> None:
+        lines = frame(live, time.time())
         self._live.update(self._text("\n".join(lines)), refresh=True)
 
     def close(self) -> None:
@@ -267,7 +165,7 @@ class Screen:
 
 
 def display() -> Display:
-    """The display that fits where standard output goes."""
+    """A screen if standard output is a terminal and rich is installed, otherwise lines."""
     if sys.stdout.isatty():
         try:
             return Screen()
@@ -276,41 +174,42 @@ def display() -> Display:
     return Lines()
 
 
-def frame(seen: Seen, now: float) -> list[str]:
-    """How a run stands, in a few lines."""
-    if seen.started is None:
-        return [_waiting(seen)]
-    first = seen.started
-    lines = [f"{first.method} · seed {first.seed} · {first.pool} clients in all · {seen.run}"]
-    done = seen.round / max(seen.rounds, 1)
+def frame(live: LiveRun, now: float) -> list[str]:
+    """The state of a run in a few lines."""
+    if live.started is None:
+        return [_waiting(live)]
+    first = live.started
+    lines = [f"{first.method} · seed {first.seed} · pool of {first.pool} clients · {live.run}"]
+    done = live.round / max(live.rounds, 1)
     filled = min(round(WIDTH * done), WIDTH)
-    state = "finished" if seen.finished else ", ".join(_pace(seen)) or "no round yet"
+    state = "finished" if live.finished else ", ".join(_pace(live)) or "no round yet"
     bar = f"{'█' * filled}{'░' * (WIDTH - filled)}"
-    lines.append(f"{'round':13}{bar}  {seen.round}/{seen.rounds}  {state}")
+    lines.append(f"{'round':13}{bar}  {live.round}/{live.rounds}  {state}")
     for name, text in ACCURACIES.items():
-        if curve := seen.curves.get(name):
+        if curve := live.curves.get(name):
             lines.append(
                 f"{text:13}{sparkline(curve).ljust(WIDTH)}  {curve[-1]:.4f}  best {max(curve):.4f}"
             )
-    if figures := [*_sent(seen), *_shares(seen)]:
+    if figures := [*_traffic(live), *_shares(live)]:
         lines.append(" · ".join(figures))
-    if seen.failed:
-        lines.append(f"replies left out: {seen.failed}; the last:")
-        lines += [f"  {text}" for text in seen.failures]
-    if seen.damaged:
-        lines.append(f"lines of the log that could not be understood: {seen.damaged}")
+    if live.failed:
+        lines.append(f"dropped replies: {live.failed}; the latest:")
+        lines += [f"  {failure(event, live.run)}" for event in live.failures]
+    if live.damaged:
+        lines.append(f"unreadable lines in the log: {live.damaged}")
     if first.schema > SCHEMA:
-        lines.append(f"the log is of a newer version ({first.schema}, known is {SCHEMA})")
-    if not seen.finished and now - seen.told > max(SILENCE, 10 * (seen.pace or 0)):
-        resume = f"gossamer resume {shlex.quote(str(seen.run))}"
-        if not (seen.run / CONFIG).exists():  # the run of a project, at its server
+        lines.append(f"the log has a newer format ({first.schema}; this version knows {SCHEMA})")
+    silent = now - live.updated
+    if not live.finished and silent > max(SILENCE, 10 * (live.pace or 0)):
+        resume = f"gossamer resume {shlex.quote(str(live.run))}"
+        if not (live.run / CONFIG).exists():  # a Flower project's run, on its server
             resume = "`gossamer serve` its project again"
-        lines.append(f"no news for {_clock(now - seen.told)}; if it was stopped: {resume}")
+        lines.append(f"no events for {clock(silent)}; if the run was stopped: {resume}")
     return lines
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """A curve in letters, from its lowest to its highest value; each the last of its stretch."""
+    """A curve in block characters, from its minimum to its maximum; the last value per column."""
     if len(values) > width:
         values = [values[(place + 1) * len(values) // width - 1] for place in range(width)]
     low, high = min(values), max(values)
@@ -320,46 +219,30 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     )
 
 
-def parsed(plain: Any) -> Event | None:
-    """The event of a line of the log, None for a kind that is not known."""
-    found = KINDS.get(plain["event"])
-    if found is None:
-        return None
-    names = {each.name for each in dataclasses.fields(found)}
-    made: Event = found(**{name: value for name, value in plain.items() if name in names})
-    return made
+def _waiting(live: LiveRun) -> str:
+    return f"waiting for {live.run / 'events.jsonl'}"
 
 
-def _waiting(seen: Seen) -> str:
-    return f"waiting for {seen.run / 'events.jsonl'}"
-
-
-def _sent(seen: Seen) -> list[str]:
+def _traffic(live: LiveRun) -> list[str]:
     names = {"bits/up": "up", "bits/down": "down"}
-    return [f"{text} {bits(seen.last[name])}" for name, text in names.items() if name in seen.last]
+    return [f"{text} {bits(live.last[name])}" for name, text in names.items() if name in live.last]
 
 
-def _shares(seen: Seen) -> list[str]:
-    return [f"{text} {seen.last[name]:.3g}" for name, text in SHARES.items() if name in seen.last]
+def _shares(live: LiveRun) -> list[str]:
+    return [f"{text} {live.last[name]:.3g}" for name, text in SHARES.items() if name in live.last]
 
 
-def _pace(seen: Seen) -> list[str]:
-    """How fast it goes, and for how long yet."""
-    if seen.pace is None:
+def _pace(live: LiveRun) -> list[str]:
+    """Speed and remaining time."""
+    if live.pace is None:
         return []
-    rate = 60 / max(seen.pace, 1e-9)
-    left = _clock(seen.pace * (seen.rounds - seen.round))
-    return [f"{rate:.3g} rounds/min", f"{seen.speed:,.0f} examples/s", f"left {left}"]
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    rate = 60 / max(live.pace, 1e-9)
+    left = clock(live.pace * (live.rounds - live.round))
+    return [f"{rate:.3g} rounds/min", f"{live.speed:,.0f} examples/s", f"left {left}"]
 
 
 def _newest(folder: Path) -> str:
-    """The run in a folder of runs whose log was written to last."""
+    """The most recently updated run below a folder."""
     logs = [log for depth in (1, 2, 3) for log in folder.glob("*/" * depth + "events.jsonl")]
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
     return "" if newest is None else shlex.quote(str(newest.parent))

@@ -1,4 +1,4 @@
-"""One self-contained page about runs, made from their folders: `gossamer report RUN...`."""
+"""A self-contained HTML page about runs, made from their folders: `gossamer report RUN...`."""
 
 from gossamer.report.page import Report, report
 from gossamer.report.reading import NoRun, Run, read_run

@@ -1,4 +1,4 @@
-"""Means over seeds, and fewer points where there are more than a screen can show."""
+"""Curves for the page: means over seeds, thinned to what a screen can show."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from gossamer.report.reading import Curve
 
 MOST = 1000
-"""Points of a curve that are kept."""
+"""Maximum points of a curve."""
 DIGITS = 6
-"""Significant digits of a number in the page."""
+"""Significant digits of numbers in the page."""
 
 Column = list[float | None]
 
@@ -21,10 +21,17 @@ def table(
     along: Sequence[str] = (),
     most: int = MOST,
 ) -> dict[str, Column]:
-    """Figures by round as columns: the mean over runs, and `NAME±` where there are several.
+    """Figures by round as columns: the mean over runs, and `NAME±` if there are several runs.
 
-    A round's mean is over the runs that have the figure there; `along` are further columns, which
-    have no part in choosing the rounds. Figures that no run has are left out.
+    Args:
+        runs: curves by name, for each run.
+        names: the figures; those that no run has are left out.
+        along: further figures, at the rounds of the first ones.
+        most: maximum number of rounds.
+
+    Returns:
+        Columns of equal length, the column `round` first. The mean of a round is over the runs that
+        have the figure there.
     """
     known = [name for name in names if any(run.get(name) for run in runs)]
     more = [name for name in along if known and any(run.get(name) for run in runs)]
@@ -40,14 +47,14 @@ def table(
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample, None for fewer than two."""
+    """The sample standard deviation; None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def thin(columns: Sequence[Column], most: int = MOST) -> list[int]:
-    """Places to keep, at most about `most`: the first, the last, and in every stretch the extremes.
+    """About `most` indices to keep: the first, the last, and the extremes of every interval.
 
-    Of every column the lowest and the highest value of all are among them.
+    The minimum and the maximum of every column are among them.
     """
     length = len(columns[0]) if columns else 0
     if length <= most:
@@ -64,19 +71,19 @@ def thin(columns: Sequence[Column], most: int = MOST) -> list[int]:
 
 
 def short(value: float | None) -> float | None:
-    """A number with as many digits as can be seen; whole ones without a point."""
+    """A rounded number, as an integer if it is whole."""
     if value is None:
         return None
-    found = float(f"{value:.{DIGITS}g}")
-    return int(found) if found == int(found) else found
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def last(curve: Curve) -> float | None:
-    """The figure of the last round that has it."""
+    """The value at the last round of a curve."""
     return curve[max(curve)] if curve else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """The mean of the values that are known."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None

@@ -1,4 +1,4 @@
-"""What runs came to: the figures of a table, and who is best at what."""
+"""The results of runs: figures for the table, and the best of each."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ ACCURACIES = {
     "global_accuracy": "global model",
     "local_mean": "clients' own models",
 }
-"""Accuracies that can be looked at, with what has them."""
+"""The accuracies that can be shown, and which models they are of."""
 
 Figures = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One group in the table: means over its runs, and their spread where there are several."""
+    """A row of the table: means over a group's runs, and their spread if there are several."""
 
     group: Group
     figures: Figures
     spreads: Figures
-    best_at_its_price: bool
-    """It has come to its end, and no other on the same data and model is as accurate with as few
-    bits."""
+    pareto_optimal: bool
+    """Finished, and no other group on the same data and model is as accurate with as few bits."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One figure in large letters."""
+    """A headline figure."""
 
     title: str
     value: str
@@ -41,7 +40,7 @@ class Card:
 
 
 def figures(run: Run, accuracy: str) -> dict[str, float | None]:
-    """The last figures of a run, and the best of an accuracy."""
+    """The last figures of a run, and its best round by an accuracy."""
     own = last(run.curve("personal_density"))
     up, down = last(run.curve("up")), last(run.curve("down"))
     paper_up, paper_down = last(run.curve("paper_up")), last(run.curve("paper_down"))
@@ -64,9 +63,9 @@ def figures(run: Run, accuracy: str) -> dict[str, float | None]:
 
 
 def best_round(run: Run, accuracy: str) -> int | None:
-    """The earliest of the best: on validation data where a round was chosen by it.
+    """The first round with the best accuracy, on validation data if there are any.
 
-    Once clients have models of their own, evaluations from before do not count.
+    If clients keep models of their own, evaluations before they have any do not count.
     """
     curve = run.curve(accuracy)
     own = run.curve("personal_density")
@@ -77,7 +76,7 @@ def best_round(run: Run, accuracy: str) -> int | None:
 
 
 def main_accuracy(groups: Sequence[Group]) -> str:
-    """The accuracy to compare by: personal once any clients have models of their own."""
+    """The accuracy to compare by: personal if any clients have models of their own."""
     runs = [run for group in groups for run in group.runs]
     own = any(run.curve("personal_density") for run in runs)
     order = ("personal_mean", "global_accuracy") if own else ("global_accuracy", "personal_mean")
@@ -89,25 +88,25 @@ def main_accuracy(groups: Sequence[Group]) -> str:
 
 
 def rows(groups: Sequence[Group], accuracy: str) -> list[Row]:
-    """The table of groups."""
-    found = []
+    """The rows of the table, one per group."""
+    results = []
     for group in groups:
         each = [figures(run, accuracy) for run in group.runs]
         means = {name: mean(one[name] for one in each) for name in each[0]}
         known = {name: [v for one in each if (v := one[name]) is not None] for name in each[0]}
-        found.append((group, means, {name: spread(values) for name, values in known.items()}))
+        results.append((group, means, {name: spread(values) for name, values in known.items()}))
     return [
-        Row(group, means, spreads, _best(place, [(g, m) for g, m, _ in found]))
-        for place, (group, means, spreads) in enumerate(found)
+        Row(group, means, spreads, _is_pareto_optimal(place, [(g, m) for g, m, _ in results]))
+        for place, (group, means, spreads) in enumerate(results)
     ]
 
 
-def _best(place: int, groups: Sequence[tuple[Group, Figures]]) -> bool:
-    """Whether nothing comparable is better in accuracy or bits and no worse in the other."""
+def _is_pareto_optimal(place: int, groups: Sequence[tuple[Group, Figures]]) -> bool:
+    """Whether no comparable group is better in accuracy or bits and no worse in the other."""
     group, mine = groups[place]
     accuracy, sent = mine["accuracy"], mine["sent"]
     alike = [m for g, m in groups if _problem(g) == _problem(group)]
-    if accuracy is None or sent is None or len(alike) < 2 or not group.whole:
+    if accuracy is None or sent is None or len(alike) < 2 or not group.finished:
         return False
     for other in alike:
         theirs, price = other["accuracy"], other["sent"]
@@ -119,7 +118,7 @@ def _best(place: int, groups: Sequence[tuple[Group, Figures]]) -> bool:
 
 
 def _problem(group: Group) -> str:
-    """Data and model: only groups that have the same can be compared."""
+    """Data and model; only groups with the same problem are comparable."""
     data = group.first.started.get("data")
     facts = data if isinstance(data, dict) else {}
     what = [facts.get(name) for name in ("name", "partition", "pool", "train")]
@@ -127,38 +126,38 @@ def _problem(group: Group) -> str:
 
 
 def cards(table: Sequence[Row], shown: Mapping[str, Callable[[float | None], str]]) -> list[Card]:
-    """The figures to see first: of the one group, or of the best of several.
+    """The headline figures: those of the only group, or the best of several.
 
-    Groups that are still going do not count among others: they have not spent all they will.
+    Unfinished groups are ignored if there are finished ones, as their costs still grow.
     """
-    wanted = [
+    headlines = [
         ("accuracy", "Accuracy", "Highest accuracy", max),
         ("sent", "Sent", "Fewest bits sent", min),
         ("density", "Density", "Lowest density", min),
         ("flops", "Computed", "Fewest operations", min),
     ]
-    found = []
-    for name, alone, several, choose in wanted:
-        ended = [row for row in table if row.group.whole] or table
+    made = []
+    for name, alone, several, choose in headlines:
+        ended = [row for row in table if row.group.finished] or table
         known = [(value, row) for row in ended if (value := row.figures[name]) is not None]
         if not known:
             continue
         best = choose(value for value, _ in known)
         if len(table) == 1:
-            found.append(Card(alone, shown[name](best), _alone(name, table[0], shown)))
+            made.append(Card(alone, shown[name](best), _alone(name, table[0], shown)))
             continue
         text = shown[name](best)
         winners = [row.group.label for value, row in known if shown[name](value) == text]
-        note = "all alike" if len(winners) == len(ended) > 1 else ", ".join(winners[:2])
+        note = "all equal" if len(winners) == len(ended) > 1 else ", ".join(winners[:2])
         most, last = max(known, key=lambda pair: pair[0])
         if choose is min and best > 0 and most / best >= 1.05:
             note += f" · {most / best:.3g} times less than {last.group.label}"
-        found.append(Card(several, text, note))
-    return found
+        made.append(Card(several, text, note))
+    return made
 
 
 def _alone(name: str, row: Row, shown: Mapping[str, Callable[[float | None], str]]) -> str:
-    """What stands below the figure of a single group."""
+    """The note below a headline figure if there is one group."""
     figures = row.figures
     if name == "sent":
         return f"{shown['up'](figures['up'])} up, {shown['down'](figures['down'])} down"

@@ -1,4 +1,4 @@
-"""Runs of one configuration with several seeds belong together, under one name and colour."""
+"""Groups of runs: the seeds of one configuration share a label and a colour."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from gossamer.report.reading import Run
 
-APART = {
+IRRELEVANT = {
     *("experiment.seed", "options.workers", "options.checkpoint_every"),
     "options.on_client_error",
 }
-"""Settings in which runs of one group may differ: the seed, and what changes no result."""
+"""Settings in which the runs of a group may differ: the seed, and what affects no result."""
 FACTS = ("name", "partition", "pool", "classes", "shape", "scale", "augment")
 """Facts of a federation that do not depend on the seed."""
 LONGEST = 28
-"""Letters of a setting in a name."""
+"""Maximum characters of a setting in a label."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds."""
+    """Runs that differ only in their seeds."""
 
     label: str
     runs: tuple[Run, ...]
@@ -33,25 +33,25 @@ class Group:
         return self.runs[0]
 
     @property
-    def whole(self) -> bool:
-        """Whether all of its runs have come to their end."""
+    def finished(self) -> bool:
+        """Whether all of its runs have finished."""
         return all(run.finished for run in self.runs)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The runs by configuration, in the order of their first; the same seed twice stays apart."""
-    found: dict[tuple[str, int], list[Run]] = {}
+    """The runs by configuration, in order of appearance; repeated seeds form separate groups."""
+    members_of: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
         key, copy = _key(run), 0
-        while any(run.seed == other.seed for other in found.get((key, copy), ())):
+        while any(run.seed == other.seed for other in members_of.get((key, copy), ())):
             copy += 1
-        found.setdefault((key, copy), []).append(run)
-    groups = [tuple(members) for members in found.values()]
+        members_of.setdefault((key, copy), []).append(run)
+    groups = [tuple(members) for members in members_of.values()]
     return [Group(label, members) for label, members in zip(_labels(groups), groups, strict=True)]
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """All settings of a run by `table.name`; of the log where there is no configuration."""
+    """All settings of a run by `table.name`; from the log if there is no configuration."""
     tables = {name: value for name, value in run.config.items() if isinstance(value, dict)}
     if not tables:
         plan = run.started.get("settings")
@@ -71,9 +71,11 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Settings that all runs have and not all alike, with the value of each; seeds left out."""
+    """Settings that differ between runs, with each run's value; seeds are left out."""
     each = [settings(run) for run in runs]
-    names = [name for name in each[0] if name not in APART and all(name in one for one in each)]
+    names = [
+        name for name in each[0] if name not in IRRELEVANT and all(name in one for one in each)
+    ]
     columns = {name: [one[name] for one in each] for name in names}
     return {
         name: values
@@ -83,15 +85,15 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _key(run: Run) -> str:
-    """Equal for runs that differ in nothing but the seed."""
-    known = {name: value for name, value in settings(run).items() if name not in APART}
-    # A run that has not begun has no log, but a configuration like those that have.
+    """A key that is equal for runs that differ only in the seed."""
+    known = {name: value for name, value in settings(run).items() if name not in IRRELEVANT}
+    # A run that has not started has a configuration, but no log.
     model = None if run.config else run.started.get("parameters")
     return _text([run.config.get("method") or run.method, model, known])
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method; with settings, or else the folder, where that is not enough to tell apart."""
+    """The method's name, with settings or the folder if it is ambiguous."""
     firsts = [members[0] for members in groups]
     labels = []
     for run in firsts:
@@ -117,14 +119,14 @@ def _word(name: str, value: object) -> str:
 
 
 def _text(value: object) -> str:
-    """Equal for equal values: 1 and 1.0 are."""
+    """A text that is equal for equal values, such as 1 and 1.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def common(groups: Sequence[Group], of: Sequence[str]) -> Mapping[str, Any]:
-    """Settings that all groups share, of those that are named."""
+    """Those of the named settings that have the same value in all groups."""
     each = [settings(group.first) for group in groups]
     return {
         name: each[0][name]

@@ -1,4 +1,4 @@
-"""One page that needs nothing but itself: what is known of runs, and the code that draws it."""
+"""The self-contained page: figures of runs, and the scripts that draw them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 LAYERS = 60
-"""Layers that have a panel."""
+"""Maximum number of layers with a panel."""
 BY_LAYER = ("density", "mismatch", "sensitivity")
-"""Figures that layers have."""
+"""Figures of a layer."""
 PANEL_POINTS = 120
-"""Points of a curve in the panel of a layer."""
+"""Maximum points of a curve in a layer's panel."""
 SCRIPTS = ("echarts/echarts.min.js", "parts.js", "charts.js", "page.js")
 SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "accuracy": units.share,
@@ -40,12 +40,12 @@ SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "flops": units.operations,
     "device_seconds": units.seconds,
 }
-"""How the figures of cards are written."""
+"""How headline figures are formatted."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page, and what it is about."""
+    """A page, and the runs in it."""
 
     html: str
     runs: Sequence[Run]
@@ -54,9 +54,15 @@ class Report:
 
 
 def report(folders: Sequence[str | Path], title: str = "", introduction: str = "") -> Report:
-    """The page of some runs; what cannot be read is told in it.
+    """Makes a page about runs; problems with single runs are reported in it.
 
-    Raises `NoRun` if there is nothing to show at all.
+    Args:
+        folders: the folders of the runs.
+        title: of the page; by default the methods.
+        introduction: a paragraph at its top.
+
+    Raises:
+        NoRun: none of the folders has a run.
     """
     runs: list[Run] = []
     refused: list[str] = []
@@ -113,12 +119,12 @@ def _html(
         data=_json(data),
         version=gossamer.__version__,
     )
-    # Names of folders and texts of logs may have letters that no encoding knows.
+    # Folder names and logs may contain characters that UTF-8 cannot encode.
     return text.encode("utf-8", "replace").decode()
 
 
 def page_data(groups: Sequence[Group], drawn: Sequence[Partition], accuracy: str) -> dict[str, Any]:
-    """All that is drawn, as the page has it."""
+    """The data of all charts."""
     return {
         "accuracy": accuracy,
         "groups": [_group_data(group) for group in groups],
@@ -148,7 +154,7 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 
 def _shown(run: Run) -> dict[str, Curve]:
-    """The curves that are drawn, with those that are made of others."""
+    """The curves to draw, including derived ones."""
     beginning = {0: 0.0} if any(0 in run.curve(name) for name in ACCURACIES) else {}
     up, down = run.curve("up"), run.curve("down")
     paper_up, paper_down = run.curve("paper_up"), run.curve("paper_down")
@@ -167,7 +173,7 @@ def _shown(run: Run) -> dict[str, Curve]:
 
 
 def _moves(curve: Curve) -> Curve:
-    """Without the first round, in which a probe replaces the mask instead of moving it."""
+    """The curve without the first round, in which probing replaces the mask."""
     return {at: value for at, value in curve.items() if at > 1}
 
 
@@ -178,16 +184,16 @@ def _layer_names(groups: Sequence[Group]) -> list[str]:
 
 def _layers(group: Group) -> dict[str, dict[str, Any]]:
     names = dict.fromkeys(name for run in group.runs for name in run.layers)
-    found = {}
+    columns = {}
     for layer in list(names)[:LAYERS]:
         each = [run.layers.get(layer, {}) for run in group.runs]
         moved = [{**one, "mismatch": _moves(one.get("mismatch", {}))} for one in each]
-        found[layer] = {name: table(moved, (name,), most=PANEL_POINTS) for name in BY_LAYER}
-    return found
+        columns[layer] = {name: table(moved, (name,), most=PANEL_POINTS) for name in BY_LAYER}
+    return columns
 
 
 def _histogram(group: Group) -> list[float | None]:
-    """The share of clients in each part of 0 to 1, the mean over seeds."""
+    """The share of clients per accuracy bin, averaged over seeds."""
     known = [run.histogram for run in group.runs if sum(run.histogram)]
     length = {len(counts) for counts in known}
     if len(length) != 1:
@@ -197,24 +203,24 @@ def _histogram(group: Group) -> list[float | None]:
 
 
 def _ledger(group: Group) -> dict[Line, Bits]:
-    """What each leaf cost, the mean over seeds; down first, then by size."""
+    """The traffic of each leaf, averaged over seeds; downloads first, then by size."""
     lines = dict.fromkeys(line for run in group.runs for line in run.ledger)
     runs = [run for run in group.runs if run.ledger]
-    found = {}
+    means = {}
     for line in lines:
         each = [run.ledger.get(line, Bits()) for run in runs]
-        found[line] = Bits(
+        means[line] = Bits(
             round(sum(one.messages for one in each) / len(each)),
             sum(one.sent for one in each) / len(each),
             sum(one.information for one in each) / len(each),
             sum(one.paper for one in each) / len(each),
         )
-    order = sorted(found, key=lambda line: (line[0], -found[line].sent, line))
-    return {line: found[line] for line in order}
+    order = sorted(means, key=lambda line: (line[0], -means[line].sent, line))
+    return {line: means[line] for line in order}
 
 
 def _charts(data: Mapping[str, Any]) -> dict[str, bool]:
-    """Which charts there is anything for."""
+    """Which charts have data."""
     densities = [value for group in data["groups"] for value in group["rounds"].get("density", ())]
     return {
         "rounds": any(_has(data, name) for name in ACCURACIES),
@@ -239,12 +245,12 @@ def _in_layers(data: Mapping[str, Any], name: str) -> bool:
 
 
 def _has(data: Mapping[str, Any], name: str) -> bool:
-    """Whether any group has a figure of evaluations."""
+    """Whether any group has this figure in its evaluations."""
     return any(name in group["evaluated"] for group in data["groups"])
 
 
 def _measured(data: Mapping[str, Any], name: str) -> bool:
-    """Whether a figure of masks is ever other than zero."""
+    """Whether a figure of the masks is ever non-zero."""
     return any(value for group in data["groups"] for value in group["rounds"].get(name, ()))
 
 
@@ -269,21 +275,19 @@ _COUNTED = (("pool", "clients"), ("rounds", "rounds"))
 
 
 def _facts_of(run: Run, name: str) -> Mapping[str, Any]:
-    found = run.started.get(name)
-    return found if isinstance(found, dict) else {}
+    facts = run.started.get(name)
+    return facts if isinstance(facts, dict) else {}
 
 
 def _chosen_on(runs: Sequence[Run]) -> str:
-    held_back = [bool(run.curve("valid_mean")) for run in runs]
-    if all(held_back):
+    held_out = [bool(run.curve("valid_mean")) for run in runs]
+    if all(held_out):
         return "validation data"
-    return (
-        "test data, or on validation data where it was held back" if any(held_back) else "test data"
-    )
+    return "test data, or on validation data if held out" if any(held_out) else "test data"
 
 
 def _plain(value: object) -> str:
-    """A setting as it is written in a configuration."""
+    """A setting as in a configuration file."""
     return (
         "–"
         if value is None
@@ -294,7 +298,7 @@ def _plain(value: object) -> str:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """JSON that can stand in a page: no letter of it begins a tag or a comment."""
+    """JSON that is safe inside HTML: it cannot begin a tag or a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -302,23 +306,23 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 def _hash(script: str) -> str:
-    """How the page's own policy names a script that may run."""
+    """The hash that permits a script in the page's content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
 def _template() -> Template:
-    """The page with its gaps; whatever fills them is escaped unless it is our own."""
+    """The template of the page; all values are escaped, except our own assets."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
         raise ImportError("a report needs Jinja; install gossamer[report]") from None
-    pen = Environment(
+    environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     names = ("bits", "operations", "seconds", "share")
-    pen.filters |= {name: getattr(units, name) for name in names}
-    return pen.from_string(_asset("page.html"))
+    environment.filters |= {name: getattr(units, name) for name in names}
+    return environment.from_string(_asset("page.html"))
 
 
 @cache

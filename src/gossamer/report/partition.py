@@ -1,4 +1,4 @@
-"""Who has how much of what: the partition of a run, made again from its configuration."""
+"""The partition of a run: examples by client and class, rebuilt from its configuration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gossamer.data.picture import subtitle, table
 from gossamer.report.reading import Run
 
 MOST = 4
-"""Partitions in one report."""
+"""Maximum partitions in a report."""
 FACTS = ("partition", "pool", "classes", "train", "smallest", "largest")
-"""What must be as the log has it."""
+"""Facts that must agree with the log."""
 
 
 @dataclass(frozen=True)
@@ -27,47 +27,48 @@ class Partition:
 
 
 def partitions(runs: Sequence[Run]) -> tuple[list[Partition], list[str]]:
-    """One picture for every way of dividing data, of the first seed; and why some are missing."""
-    found: list[Partition] = []
+    """One partition per division of the data, of its first seed, and notices about missing ones."""
+    drawn: list[Partition] = []
     notices: list[str] = []
     seen = set()
     for run in runs:
-        wish = run.table("experiment")
-        how = repr([wish.get(name) for name in ("data", "partition", "pool", "least", "valid")])
-        if not wish or how in seen:
+        experiment = run.table("experiment")
+        names = ("data", "partition", "pool", "least", "valid")
+        division = repr([experiment.get(name) for name in names])
+        if not experiment or division in seen:
             continue
-        seen.add(how)
-        if len(found) == MOST:
+        seen.add(division)
+        if len(drawn) == MOST:
             notices.append(f"only the first {MOST} partitions are shown")
             break
-        # Data of another machine or version may fail in any way; that must not cost the report.
+        # Data from another machine or version may fail in any way; the report must survive.
         try:
-            found.append(_partition(run, wish))
+            drawn.append(_partition(run, experiment))
         except Exception as problem:
             known = isinstance(problem, KeyError) and problem.args
             reason = problem.args[0] if known else str(problem) or type(problem).__name__
-            notices.append(f"{run.folder}: its partition cannot be shown: {reason}")
-    return found, notices
+            notices.append(f"{run.folder}: the partition cannot be shown: {reason}")
+    return drawn, notices
 
 
-def _partition(run: Run, wish: Mapping[str, Any]) -> Partition:
-    own, least = wish.get("data_seed", -1), wish.get("least", -1)
+def _partition(run: Run, experiment: Mapping[str, Any]) -> Partition:
+    own, least = experiment.get("data_seed", -1), experiment.get("least", -1)
     seed = run.seed if own < 0 else own
     if seed is None:
-        raise ValueError("its seed is not known")
+        raise ValueError("the seed is unknown")
     divided = federation(
-        wish["data"],
-        wish.get("partition") or None,
-        wish.get("pool") or None,
+        experiment["data"],
+        experiment.get("partition") or None,
+        experiment.get("pool") or None,
         seed=seed,
         least=None if least < 0 else least,
-        valid=wish.get("valid", 0.0),
+        valid=experiment.get("valid", 0.0),
     )
-    told, here = run.started.get("data"), divided.describe()
-    if isinstance(told, dict):
-        other = [name for name in FACTS if name in told and told[name] != here.get(name)]
+    logged, here = run.started.get("data"), divided.describe()
+    if isinstance(logged, dict):
+        other = [name for name in FACTS if name in logged and logged[name] != here.get(name)]
         if other:
-            raise ValueError(f"the data found here are not those of the run ({other[0]} differs)")
+            raise ValueError(f"the data here differ from those of the run ({other[0]})")
     sizes, shown, counts = table(divided)
     parts = [divided.name, str(here.get("partition", "")), f"{len(sizes):,} clients"]
     return Partition(

@@ -1,4 +1,4 @@
-"""Run folders as values: whatever can be read is, and what cannot is told in a sentence."""
+"""Reads run folders: everything readable becomes a value, everything else a notice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer.accounting.log import LOST
 from gossamer.engine.events import CONFIG, PROJECT, SCHEMA
-
-LOST = "failed clients"
-"""What stands for the message in a ledger's line of what clients were sent in vain."""
 
 Curve = dict[int, float]
 """A figure by round."""
 
 Line = tuple[str, str, str]
-"""Of the ledger: direction, message, leaf."""
+"""A line of the ledger: direction, message, leaf."""
 
 EVALUATED = (
     *("global_accuracy", "personal_mean", "personal_worst_decile", "personal_density"),
@@ -26,18 +24,18 @@ EVALUATED = (
 )
 ROUND = ("up", "down", "paper_up", "paper_down", "flops", "device_seconds", "density")
 MOST_TEXT = 50_000
-"""Letters of a configuration that are shown."""
+"""Maximum characters of a configuration that are shown."""
 MOST_NUMBER = 1e100
-"""Nothing is counted up to here, and squares of what is smaller are still numbers."""
+"""Larger numbers are ignored, so that squares do not overflow."""
 
 
 class NoRun(Exception):
-    """A folder that has nothing to show; its text says why."""
+    """A folder holds no run; the text says why."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """What one leaf of the ledger cost in all its messages."""
+    """The traffic of one leaf, over all messages."""
 
     messages: int = 0
     sent: float = 0.0
@@ -47,17 +45,17 @@ class Bits:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as far as its folder tells of it."""
+    """A run, as far as its folder describes it."""
 
     folder: str
     started: Mapping[str, Any] = field(default_factory=dict)
     finished: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
-    """Of the server's masks, by name: curves of `density` and `mismatch`."""
+    """Layers of the server's masks by name: curves of `density` and `mismatch`."""
     ledger: Mapping[Line, Bits] = field(default_factory=dict)
     histogram: Sequence[int] = ()
-    """Clients by personal accuracy, of the last evaluation that has it."""
+    """Clients by personal accuracy, in the last evaluation that has it."""
     failed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
@@ -68,12 +66,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder without what leads to it."""
+        """The folder's name without its path."""
         return Path(self.folder).name or self.folder
 
     @property
     def method(self) -> str:
-        """By the log, else by the configuration, else the folder's name."""
+        """The method's name from the log or the configuration, or else the folder's name."""
         known = self.started.get("method") or self.config.get("method")
         return known.rpartition(":")[2] if isinstance(known, str) and known else self.name
 
@@ -84,47 +82,53 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """Rounds that were asked for."""
+        """The planned number of rounds."""
         known = self.started.get("rounds", self.table("experiment").get("rounds"))
         return known if isinstance(known, int) else None
 
     @property
     def done(self) -> int:
-        """The last round that the log tells of."""
+        """The last round in the log."""
         return max((max(curve) for curve in self.curves.values() if curve), default=0)
 
     @property
     def command(self) -> str:
-        """What was typed, where that was kept: the first line of the configuration."""
+        """The command that started the run, from the first line of its configuration."""
         first = self.text.partition("\n")[0]
         return first[1:].strip() if first.startswith("#") else ""
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """A table of the configuration, empty where there is none."""
-        found = self.config.get(name)
-        return found if isinstance(found, dict) else {}
+        """A table of the configuration; empty if there is none."""
+        table = self.config.get(name)
+        return table if isinstance(table, dict) else {}
 
     def curve(self, name: str) -> Curve:
-        """A figure by round, empty where the log does not have it."""
+        """A figure by round; empty if the log does not have it."""
         return self.curves.get(name, {})
 
 
 def read_run(folder: Path) -> Run:
-    """What a folder has of a run; only a folder that has nothing of one is refused."""
+    """Reads a run from its folder, as far as it can be read.
+
+    Raises:
+        NoRun: the folder holds nothing of a run.
+    """
     shown = str(folder)
     if not folder.is_dir():
-        raise NoRun(f"{shown} is no folder" if folder.exists() else f"there is no folder {shown}")
+        raise NoRun(
+            f"{shown} is not a folder" if folder.exists() else f"there is no folder {shown}"
+        )
     log = folder / "events.jsonl"
     settings = folder / (PROJECT if (folder / PROJECT).exists() else CONFIG)
     if not log.exists() and not settings.exists():
-        raise NoRun(f"{shown} is no run: it has neither events.jsonl nor config.toml")
+        raise NoRun(f"{shown} is not a run: it has neither events.jsonl nor config.toml")
     notices: list[str] = []
     text, config = _config(settings, notices)
     gathered = _Gathered()
     for number, event in _events(log, notices):
         gathered.take(number, event)
     if not gathered.known and not text:
-        raise NoRun(f"{shown} has nothing that can be shown: {'; '.join(notices)}")
+        raise NoRun(f"{shown} has nothing to show: {'; '.join(notices)}")
     run = Run(
         folder=shown,
         started=gathered.started,
@@ -138,22 +142,22 @@ def read_run(folder: Path) -> Run:
         text=text,
         networked=settings.name == PROJECT,
     )
-    told = [*notices, *gathered.notices(), *_state(run, gathered)]
-    return Run(**{**vars(run), "notices": tuple(f"{shown}: {text}" for text in told)})
+    texts = [*notices, *gathered.notices(), *_state(run, gathered)]
+    return Run(**{**vars(run), "notices": tuple(f"{shown}: {text}" for text in texts)})
 
 
 def number(value: object) -> float | None:
-    """A number that can be reckoned with, or None for everything else."""
+    """A finite number of reasonable size; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) < MOST_NUMBER else None  # false for what is not a number
+    return float(value) if abs(value) < MOST_NUMBER else None  # False for NaN
 
 
 def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
-        notices.append("there is no config.toml; only what the log says of the settings is shown")
+        notices.append("there is no config.toml; settings are shown as far as the log has them")
         return "", {}
     except OSError as problem:
         notices.append(f"{path.name} cannot be read: {problem.strerror}")
@@ -161,12 +165,12 @@ def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
     try:
         return text[:MOST_TEXT], tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        notices.append(f"{path.name} is not valid TOML ({problem}); it is shown as it is")
+        notices.append(f"{path.name} is not valid TOML ({problem}); it is shown unparsed")
         return text[:MOST_TEXT], {}
 
 
 def _events(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of a log up to the first line that is damaged, with their line numbers."""
+    """The events of a log up to the first damaged line, with their line numbers."""
     try:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
@@ -174,9 +178,13 @@ def _events(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, Any
                     event = json.loads(line)
                 except (ValueError, RecursionError):
                     if line.endswith(b"\n"):
-                        notices.append(f"line {count} of the log is damaged; it is shown up to it")
+                        notices.append(
+                            f"line {count} of the log is damaged; the log is shown up to it"
+                        )
                     else:
-                        notices.append("the log ends within a line; it is shown up to it")
+                        notices.append(
+                            "the log ends in the middle of a line; it is shown up to that line"
+                        )
                     return
                 yield count, event if isinstance(event, dict) else {}
     except FileNotFoundError:
@@ -186,7 +194,7 @@ def _events(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, Any
 
 
 class _Gathered:
-    """What the events of a log have told so far."""
+    """The contents of a log so far."""
 
     def __init__(self) -> None:
         self.started: Mapping[str, Any] = {}
@@ -210,7 +218,7 @@ class _Gathered:
         }
 
     def take(self, line: int, event: dict[str, Any]) -> None:
-        """Takes in one event; one that lacks what it should have is counted and left out."""
+        """Adds one event; an incomplete event is counted and left out."""
         kind = event.get("event")
         if not isinstance(kind, str):
             self._odd.append(line)
@@ -224,22 +232,22 @@ class _Gathered:
                 self._odd.append(line)
 
     def notices(self) -> Iterator[str]:
-        """What was not understood."""
+        """Sentences about everything that could not be read."""
         schema = self.started.get("schema")
         if isinstance(schema, int) and schema > SCHEMA:
             yield (
-                f"the log is of a newer version (schema {schema}, known is {SCHEMA}); "
-                "what is known of it is shown, and may mean something else by now"
+                f"the log has a newer format (schema {schema}; this version knows {SCHEMA}); "
+                "known entries are shown, but may have changed their meaning"
             )
         if self._unknown:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in self._unknown.items())
-            yield f"events of unknown kinds are left out: {kinds[:200]}"
+            yield f"events of unknown kinds are omitted: {kinds[:200]}"
         if self._odd:
             first, count = self._odd[0], len(self._odd)
             which = (
                 f"{count} lines, the first of them line {first}," if count > 1 else f"line {first}"
             )
-            yield f"{which} of the log could not be understood"
+            yield f"{which} of the log could not be read"
 
     def _start(self, event: dict[str, Any]) -> None:
         if not self.started:
@@ -276,8 +284,8 @@ class _Gathered:
         place = self._put(event, ("mismatch",))
         if (density := number(event.get("density"))) is not None:
             self.curves.setdefault("mask_density", {})[place] = density
-        if (apart := number(event.get("metrics", {}).get("client_mismatch"))) is not None:
-            self.curves.setdefault("client_mismatch", {})[place] = apart
+        if (distance := number(event.get("metrics", {}).get("client_mismatch"))) is not None:
+            self.curves.setdefault("client_mismatch", {})[place] = distance
         for layer, figures in event.get("layers", {}).items():
             for name in ("density", "mismatch"):
                 if (value := number(figures.get(name))) is not None:
@@ -305,19 +313,19 @@ class _Gathered:
 
 def _place(event: dict[str, Any]) -> int:
     """The round of an event."""
-    found = event["round"]
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 10**9:
+    place = event["round"]
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < 10**9:
         raise ValueError("a round is a whole number")
-    return found
+    return place
 
 
 def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
-    """Whether the run is over."""
+    """Sentences about a run that is unfinished or has failures."""
     if not gathered.known:
         yield "nothing is logged yet"
     elif not run.finished:
         of = f" of {run.planned}" if run.planned else ""
-        yield f"the run is at round {run.done}{of}: it is still going, or was stopped"
+        yield f"the run is at round {run.done}{of}: it is still running, or was stopped"
     if run.failed:
         replies = "1 reply was" if run.failed == 1 else f"{run.failed} replies were"
-        yield f"{replies} left out (`client-failed` in the log says why)"
+        yield f"{replies} dropped (see `client-failed` in the log)"

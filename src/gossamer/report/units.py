@@ -1,4 +1,4 @@
-"""Numbers for people: bits, operations and times in units that suit them."""
+"""Numbers with suitable units: bits, FLOPs and durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def scaled(value: float, unit: str) -> str:
-    """Four digits and a prefix: 1234567 bits are 1.235 Mbit."""
+    """A number with four digits and a prefix: 1234567 bits are 1.235 Mbit."""
     for prefix in PREFIXES:
         if float(f"{value:.4g}") < 1000 or prefix == PREFIXES[-1]:
             return f"{value:.4g} {prefix}{unit}"
@@ -23,7 +23,7 @@ def operations(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds below two minutes, minutes below two hours, then hours, then days."""
+    """A duration in seconds, minutes, hours or days."""
     if value is None:
         return "–"
     for size, unit, limit in ((1, "s", 120), (60, "min", 7200), (3600, "h", 172800)):
@@ -33,5 +33,5 @@ def seconds(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Accuracies and densities, as everywhere in Gossamer: a part of one."""
+    """An accuracy or density, as a fraction of one."""
     return "–" if value is None else f"{value:.4f}"

@@ -1,1 +1,1 @@
-"""Tables of the papers: what to run, the published figures, and ours beside them."""
+"""Reproducing the papers' tables: what to run, and published next to measured figures."""

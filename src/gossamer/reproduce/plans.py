@@ -1,38 +1,46 @@
-"""What a comparison will run: methods, files and settings of a command line as configurations."""
+"""The runs of a comparison: methods, files and settings turned into configurations."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer import fields
-from gossamer.cli.parsing import Parser, Refusal, add_settings
-from gossamer.cli.run import refusing
-from gossamer.config import Config, Experiment, absolute, anywhere, find_method, nearest, read
+from gossamer.config import (
+    Config,
+    Experiment,
+    absolute,
+    absolute_paths,
+    find_method,
+    locate,
+    nearest,
+    read,
+    variants_with,
+)
 from gossamer.core import AnyMethod
 from gossamer.engine import Options
 from gossamer.engine.events import CONFIG
 from gossamer.fields import Setting
-from gossamer.report.groups import APART
+from gossamer.report.groups import IRRELEVANT
 
 T = TypeVar("T")
 
-SAME = (
+SHARED = (
     *("data", "partition", "pool", "least", "valid", "data_seed", "budgets", "model"),
     *("global_model", "personal", "select", "flops_model", "network"),
 )
-"""What methods are compared on and by: one value for all of them."""
+"""Settings that have the same value for all methods of a comparison."""
 EQUAL = ("rounds", "training")
+"""What all methods have equally many of: rounds, or rounds that train."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One entry of a comparison as it was named: a method or a file, and settings of its own."""
+    """One entry of a comparison: a method or a configuration file, and settings of its own."""
 
     word: str
     config: Config
@@ -45,7 +53,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Of its folder: `spdst,density=0.1`, the file without its end, or the class."""
+        """The name of its folder, such as `spdst,density=0.1`."""
         place = self.word if not self.own else self.word.rpartition(":")[0]
         head = Path(place).stem if self.file else self.config.method.rpartition(":")[2]
         return ",".join([head, *(f"{key}={value}" for key, value in self.own.items())])
@@ -60,7 +68,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """As the engine knows it."""
+        """The method's name in the log."""
         return self.config.method.rpartition(":")[2]
 
     @property
@@ -69,103 +77,102 @@ class Plan:
 
 
 def contender(word: str) -> Contender:
-    """`spafl`, `spafl:alpha=0.002,lr=0.01`, `my.py:Mine`, or a TOML file, also with settings."""
+    """Parses `spafl`, `spafl:alpha=0.002,lr=0.01`, `my.py:Mine`, or a TOML file with settings.
+
+    Raises:
+        ValueError: a setting has no value, or a file is damaged.
+        KeyError: a method is unknown.
+        FileNotFoundError: there is no such file.
+    """
     head, _, tail = word.rpartition(":")
     own: dict[str, str] = {}
     if head and "=" in tail:
         for part in tail.split(","):
             name, equals, value = part.partition("=")
             if not (name and equals and value):
-                raise Refusal(
+                raise ValueError(
                     f"{part!r} in {word!r} sets nothing; write e.g. spafl:alpha=0.002,lr=0.01"
                 )
             own[name.strip().replace("-", "_")] = value.strip()
     target = head if own else word
-    with refusing():
-        if target.endswith(".toml"):
-            if not Path(target).exists():
-                raise FileNotFoundError(f"there is no configuration file {target}")
-            return Contender(word, read(Path(target)), own, file=True)
-        find_method(target)
-        return Contender(word, Config(target), own, file=False)
+    if target.endswith(".toml"):
+        return Contender(word, read(locate(target)), own, file=True)
+    find_method(target)
+    return Contender(word, Config(target), own, file=False)
 
 
-def parser(program: str, contenders: Sequence[Contender]) -> Parser:
-    """Options of the whole, and a setting for whatever any of the methods has."""
-    found = Parser(
-        prog=program,
-        description="Runs methods on the same federation and compares them; "
-        "a setting is for every method that has it, spafl:alpha=0.002 for one alone.",
-    )
-    found.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="runs of each, from --seed"
-    )
-    found.add_argument(
-        "--equal",
-        choices=EQUAL,
-        default="rounds",
-        help="what all have --rounds of: rounds in all (default), or rounds that train, so that "
-        "methods with a first round that only probes get one more",
-    )
-    add_settings(found, "experiment", Experiment())
-    add_settings(found, "execution", Options())
-    add_settings(found, "methods", _union([each.method for each in contenders]))
-    return found
+def plans(
+    contenders: Sequence[Contender],
+    settings: Mapping[str, Any],
+    out: Path,
+    seeds: int = 1,
+    equal: str = "rounds",
+) -> list[Plan]:
+    """All runs of a comparison, seeds outermost, so that an interrupted one has complete seeds.
 
+    Args:
+        contenders: what is compared.
+        settings: values for every method that has such a setting, and for the experiment.
+        out: the folder of the comparison.
+        seeds: runs per contender, from the first seed upwards.
+        equal: `training` gives methods whose first round only probes one round more.
 
-def plans(contenders: Sequence[Contender], options: argparse.Namespace, out: Path) -> list[Plan]:
-    """Every run, seeds outermost: what is interrupted early has whole seeds."""
-    said = {name: value for name, value in vars(options).items() if name in _names(contenders)}
-    if options.seeds < 1:
-        raise Refusal(f"--seeds must be at least 1, not {options.seeds}")
-    if options.equal == "training" and "rounds" not in said:
-        raise Refusal("--equal training counts --rounds; say how many, e.g. --rounds 100")
-    common = _common(contenders, said)
+    Raises:
+        ValueError: the settings contradict each other, or a value is out of bounds.
+    """
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+    if equal == "training" and "rounds" not in settings:
+        raise ValueError("--equal training needs --rounds, e.g. --rounds 100")
+    common = _common(contenders, settings)
     configs = {}
     for each, name in zip(contenders, _folders(contenders), strict=True):
         try:
-            config = _configured(each, said, common)
-            method, wish = config.build_method(), config.experiment
-            if options.equal == "training" and "rounds" not in each.own:
-                wish = replace(wish, rounds=wish.rounds + probes(method))
+            config = _configured(each, settings, common)
+            method, experiment = config.build_method(), config.experiment
+            if equal == "training" and "rounds" not in each.own:
+                experiment = replace(experiment, rounds=experiment.rounds + probes(method))
         except (ValueError, KeyError) as problem:
-            raise Refusal(f"{each.word}: {problem.args[0]}") from None
-        configs[name] = replace(config, experiment=wish)
+            raise ValueError(f"{each.word}: {problem.args[0]}") from None
+        configs[name] = replace(config, experiment=experiment)
     first = next(iter(configs.values())).experiment.seed
     return [
         Plan(
             out / name / f"seed-{seed}",
             replace(config, experiment=replace(config.experiment, seed=seed)),
         )
-        for seed in range(first, first + options.seeds)
+        for seed in range(first, first + seeds)
         for name, config in configs.items()
     ]
 
 
-def overridden(config: Config, wishes: Mapping[str, Any]) -> Config:
-    """A configuration with what is wished of it; what it has no setting for is left out."""
+def overridden(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values; settings that it does not have are ignored."""
     return Config(
         absolute(config.method),
-        {**config.settings, **_given(find_method(config.method), wishes)},
-        anywhere(fields.replace(config.experiment, _given(Experiment(), wishes))),
-        fields.replace(config.options, _given(Options(), wishes)),
+        {**config.settings, **_converted(find_method(config.method), values)},
+        absolute_paths(fields.replace(config.experiment, _converted(Experiment(), values))),
+        fields.replace(config.options, _converted(Options(), values)),
     )
 
 
-def idle(contenders: Sequence[Contender], options: argparse.Namespace) -> Iterator[str]:
-    """Settings that only some of the methods have, as sentences."""
+def partial_settings(contenders: Sequence[Contender], names: Iterable[str]) -> Iterator[str]:
+    """A sentence for each of the settings that only some of the methods have."""
     shared = common_settings()
-    for name in vars(options):
+    for name in names:
         free = [each for each in contenders if name not in each.own]
-        known = [each.word for each in free if name in _settings(each)]
-        if name not in shared and 0 < len(known) < len(free):
-            yield f"--{fields.flag(name)} is for {', '.join(known)}; the others have no such thing"
+        having = [each.word for each in free if name in _settings(each)]
+        if name not in shared and 0 < len(having) < len(free):
+            yield f"--{fields.flag(name)} applies to {', '.join(having)} only"
 
 
 def changed(folder: Path, config: Config) -> list[str]:
-    """How a folder's run differs from a configuration in what decides results; empty if it is it.
+    """How the settings of a folder's run differ from a configuration; empty if they agree.
 
-    Raises what is wrong with a configuration that cannot be read.
+    Only settings that affect results count.
+
+    Raises:
+        ValueError: the folder's configuration cannot be read.
     """
     old, new = flat(read(folder / CONFIG)), flat(config)
     return [
@@ -176,33 +183,35 @@ def changed(folder: Path, config: Config) -> list[str]:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """All that decides the results of a run, by `table.name`."""
-    found: dict[str, Any] = {}
+    """All settings that affect the results of a run, by `table.name`."""
+    settings: dict[str, Any] = {}
     for table, values in tomllib.loads(config.toml()).items():
         entries = values.items() if isinstance(values, dict) else [("", values)]
-        found |= {f"{table}.{name}".rstrip("."): value for name, value in entries}
-    apart = APART - {"experiment.seed"}
-    return {name: value for name, value in found.items() if name not in apart}
+        settings |= {f"{table}.{name}".rstrip("."): value for name, value in entries}
+    irrelevant = IRRELEVANT - {"experiment.seed"}
+    return {name: value for name, value in settings.items() if name not in irrelevant}
 
 
 def probes(method: AnyMethod) -> bool:
-    """Whether a method's first round trains nothing."""
+    """Whether a method's first round only probes and trains nothing."""
     assert dataclasses.is_dataclass(method)
     parts = [getattr(method, field.name) for field in dataclasses.fields(method)]
     return any(getattr(part, "probes", False) is True for part in parts)
 
 
 def _configured(
-    each: Contender, said: Mapping[str, Any], common: tuple[Experiment, Options]
+    each: Contender, settings: Mapping[str, Any], common: tuple[Experiment, Options]
 ) -> Config:
-    """An entry with what was said for all, and then for it alone."""
+    """The configuration of a contender: the common settings, then its own."""
     for name in each.own:
-        if name in SAME or name == "seed":
+        if name in SHARED or name == "seed":
             raise ValueError(
-                f"{name} is the same for all in a comparison; say --{fields.flag(name)}"
+                f"{name} is the same for all methods of a comparison; use --{fields.flag(name)}"
             )
         if name not in _settings(each) | common_settings():
             known = {**_settings(each), **common_settings()}
+            if entry := variants_with(each.config.method, name):
+                raise ValueError(f"{name} is a setting of {entry}; use {entry}:{name}=...")
             raise ValueError(
                 f"no setting is called {name!r}{nearest(name, known)} "
                 f"`gossamer run {each.config.method} --help` lists them all"
@@ -210,52 +219,54 @@ def _configured(
     config = each.config
     if not each.file:
         config = replace(config, experiment=common[0], options=common[1])
-    return overridden(config, {**said, **each.own})
+    return overridden(config, {**settings, **each.own})
 
 
-def _common(contenders: Sequence[Contender], said: Mapping[str, Any]) -> tuple[Experiment, Options]:
-    """What methods without a file of their own take over from the files: all they agree on."""
+def _common(
+    contenders: Sequence[Contender], settings: Mapping[str, Any]
+) -> tuple[Experiment, Options]:
+    """What methods without a file of their own inherit: all that the files agree on."""
     files = [each for each in contenders if each.file]
     return (
-        _agreed(Experiment(), [each.config.experiment for each in files], contenders, said),
-        _agreed(Options(), [each.config.options for each in files], contenders, said),
+        _agreed(Experiment(), [each.config.experiment for each in files], contenders, settings),
+        _agreed(Options(), [each.config.options for each in files], contenders, settings),
     )
 
 
 def _agreed(
-    usual: T, parts: Sequence[T], contenders: Sequence[Contender], said: Mapping[str, Any]
+    usual: T, parts: Sequence[T], contenders: Sequence[Contender], settings: Mapping[str, Any]
 ) -> T:
-    words = [each.word for each in contenders if each.file]
-    named = [each.word for each in contenders if not each.file]
-    found: dict[str, Any] = {}
+    files = [each.word for each in contenders if each.file]
+    methods = [each.word for each in contenders if not each.file]
+    agreed: dict[str, Any] = {}
     for item in fields.settings(usual):
         values = [getattr(part, item.name) for part in parts]
-        if not values or item.name in said or item.name == "seed":
+        if not values or item.name in settings or item.name == "seed":
             continue
         other = next((at for at, value in enumerate(values) if value != values[0]), None)
         if other is None:
-            found[item.name] = values[0]
-        elif named or item.name in SAME:
-            raise Refusal(
-                f"{words[0]} has {item.name} {values[0]!r}, and {words[other]} {values[other]!r}; "
-                f"say --{fields.flag(item.name)}, for all of them"
+            agreed[item.name] = values[0]
+        elif methods or item.name in SHARED:
+            raise ValueError(
+                f"{files[0]} has {item.name} {values[0]!r}, and {files[other]} {values[other]!r}; "
+                f"set --{fields.flag(item.name)} for all of them"
             )
-    return fields.replace(usual, found)
+    return fields.replace(usual, agreed)
 
 
-def _given(record: object, wishes: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(record: object, values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        item.name: fields.convert(item, wishes[item.name])
+        item.name: fields.convert(item, values[item.name])
         for item in fields.settings(record)
-        if item.name in wishes
+        if item.name in values
     }
 
 
 def _folders(contenders: Sequence[Contender]) -> list[str]:
-    """A folder for each entry; the same entry twice is refused."""
+    """A folder name for each contender; naming one twice is an error."""
     words = [each.word for each in contenders]
     if twice := next((word for word in words if words.count(word) > 1), None):
-        raise Refusal(
+        raise ValueError(
             f"{twice} is named twice; give one of them settings of its own, e.g. {twice}:lr=0.01"
         )
     names = [each.name.replace("/", "_") for each in contenders]
@@ -270,29 +281,25 @@ def _settings(each: Contender) -> dict[str, Setting]:
 
 
 def common_settings() -> dict[str, Setting]:
-    """What is no setting of a method."""
+    """Settings of the experiment and of execution, which all methods have."""
     return {
         item.name: item for record in (Experiment(), Options()) for item in fields.settings(record)
     }
 
 
-def _names(contenders: Sequence[Contender]) -> set[str]:
-    return set(common_settings()).union(*map(_settings, contenders))
-
-
-def _union(methods: Sequence[AnyMethod]) -> object:
-    """A record with every setting that any of the methods has, as the first of them has it."""
-    found: dict[str, tuple[Any, Any]] = {}
+def union(methods: Sequence[AnyMethod]) -> object:
+    """A record with every setting that any of the methods has, described as in the first."""
+    first: dict[str, Setting] = {}
     defaults: dict[str, list[Any]] = {}
     for method in methods:
         for item in fields.settings(method):
             defaults.setdefault(item.name, []).append(item.default)
-            found.setdefault(item.name, (item.type, item))
+            first.setdefault(item.name, item)
     parts = []
-    for name, (kind, item) in found.items():
+    for name, item in first.items():
         values = defaults[name]
         alike = all(value == values[0] for value in values)
         default = item.default if alike or isinstance(item.default, bool) else None
-        text = item.help if alike else f"{item.help} (default: as each method has it)"
-        parts.append((name, kind, dataclasses.field(default=default, metadata={"help": text})))
+        text = item.help if alike else f"{item.help} (default: the method's own)"
+        parts.append((name, item.type, dataclasses.field(default=default, metadata={"help": text})))
     return dataclasses.make_dataclass("Settings", parts, frozen=True)()

@@ -1,4 +1,4 @@
-"""What a paper printed beside what was measured: for a terminal, as CSV, as LaTeX, for programs."""
+"""Published figures next to measured ones: as text, CSV, LaTeX and JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli import parsing
-from gossamer.cli.compare import run_of
 from gossamer.engine import events
 from gossamer.engine.events import CONFIG
-from gossamer.report import Run
+from gossamer.report import Run, columns
 from gossamer.report.curves import last, spread
 from gossamer.report.figures import figures
 from gossamer.report.reading import number
+from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan, changed
 from gossamer.reproduce.results import escaped, tabular
 from gossamer.reproduce.tables import ACCURACIES, UNITS, Column, Published, Row, Table, training
@@ -32,7 +31,7 @@ CSV_HEADER = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of a row, in the column's unit: as printed, and as each seed had it."""
+    """A figure of a row, in the column's unit: the published value, and that of each seed."""
 
     published: Published | None
     values: tuple[float, ...] = ()
@@ -40,7 +39,7 @@ class Cell:
 
     @property
     def counted(self) -> Sequence[float]:
-        """The seeds that count: all, the best alone, or all but the best and the worst."""
+        """The values that enter the mean: all, the best, or all but the best and the worst."""
         if self.over == "max":
             return sorted(self.values)[-1:]
         if self.over == "middle" and len(self.values) > 2:
@@ -49,40 +48,40 @@ class Cell:
 
     @property
     def measured(self) -> float | None:
-        """What the seeds come to."""
+        """The mean of these values."""
         return statistics.fmean(self.counted) if self.values else None
 
     @property
     def std(self) -> float | None:
-        """Over the seeds that count."""
+        """Their standard deviation."""
         return spread(self.counted)
 
     @property
     def difference(self) -> float | None:
-        """Measured less published."""
+        """Measured minus published."""
         if self.measured is None or self.published is None:
             return None
         return self.measured - self.published.value
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A table with what was measured of it."""
+class Measured:
+    """A table with its measured figures."""
 
     table: Table
     cells: Mapping[tuple[str, str], Cell]
     """By row and column."""
     rounds: Mapping[str, int]
-    """Rounds that trained, of the rows that were run."""
+    """Training rounds of the rows that were run."""
     folders: tuple[Path, ...] = ()
-    """Of the runs it is made of."""
+    """The folders of its runs."""
 
     def line(self, row: Row, column: Column) -> Cell:
         return self.cells[row.name, column.name]
 
     @property
     def short(self) -> bool:
-        """Whether anything was multiplied up to the paper's rounds."""
+        """Whether any figure was extrapolated to the paper's rounds."""
         rows = self.table.rows
         return any(count < rows[name].training for name, count in self.rounds.items()) and any(
             column.whole for column in self.table.columns.values()
@@ -90,15 +89,15 @@ class Beside:
 
 
 def _same(plan: Plan) -> bool:
-    """Whether a run has just the settings it should have; one that cannot be read has not."""
+    """Whether a run has exactly the planned settings; False if it cannot be read."""
     try:
         return not changed(plan.folder, plan.config)
     except (ValueError, KeyError, OSError):
         return False
 
 
-def beside(table: Table, plans: Sequence[Plan]) -> Beside:
-    """The table with the runs that have come to their end with just these settings."""
+def measured_table(table: Table, plans: Sequence[Plan]) -> Measured:
+    """The table with the figures of all finished runs that have the planned settings."""
     done: dict[str, list[tuple[Plan, Run]]] = {}
     for plan in plans:
         if (plan.folder / CONFIG).exists() and _same(plan):
@@ -121,16 +120,17 @@ def beside(table: Table, plans: Sequence[Plan]) -> Beside:
             if column.relative:
                 mine = _related(mine, values.get((row.reference, column.name), {}), column)
             printed = row.published.get(column.name)
-            over = (
-                row.over if column.figure in ACCURACIES else "mean"
-            )  # the best is not the dearest
+            # The best seed by accuracy is not the one with the highest cost.
+            over = row.over if column.figure in ACCURACIES else "mean"
             cells[row.name, column.name] = Cell(printed, tuple(mine.values()), over)
     rounds = {name: training(each[0][0].config) for name, each in done.items()}
-    return Beside(table, cells, rounds, tuple(p.folder for each in done.values() for p, _ in each))
+    return Measured(
+        table, cells, rounds, tuple(p.folder for each in done.values() for p, _ in each)
+    )
 
 
 def measure(run: Run, log: Path, column: Column) -> float | None:
-    """A figure of a finished run, in bits, operations and parts of one."""
+    """A figure of a finished run, in bits, FLOPs or fractions."""
     if column.figure == "zeros":
         return _zeros(log)
     accuracy = ACCURACIES.get(column.figure, "personal_mean")
@@ -147,7 +147,7 @@ def measure(run: Run, log: Path, column: Column) -> float | None:
 
 
 def _zeros(log: Path) -> float | None:
-    """The part of all parameters that the server has pruned, where the method tells of it."""
+    """The share of parameters that the server has pruned, if the method reports it."""
     found = [event["metrics"] for event in events.read(log) if event["event"] == "measured"]
     return number(found[-1].get("zeros")) if found else None
 
@@ -163,7 +163,7 @@ def _value(plan: Plan, run: Run, row: Row, column: Column) -> float | None:
 def _related(
     mine: Mapping[int, float], theirs: Mapping[int, float], column: Column
 ) -> dict[int, float]:
-    """Each seed by the same seed of the reference: as a share of it, or as a saving."""
+    """Each seed relative to the same seed of the reference: its share, or the saving."""
     found = {}
     for seed in mine.keys() & theirs.keys():
         above, below = mine[seed], theirs[seed]
@@ -177,29 +177,29 @@ def _related(
 # forms --------------------------------------------------------------------------------------------
 
 
-def text(found: Beside) -> str:
-    """For a terminal: a block for each column."""
+def text(measured: Measured) -> str:
+    """The table for a terminal, one block per column."""
     parts = []
-    for column, body in _blocks(found):
+    for column, body in _blocks(measured):
         header, *lines = _to_the_right([[_title(column), *HEADS], *body])
-        parts.append(parsing.table(lines, header))
+        parts.append(columns.table(lines, header))
     return "\n\n".join(parts)
 
 
-def _blocks(found: Beside) -> Iterator[tuple[Column, list[list[str]]]]:
-    """The columns, each with the rows that have anything in it."""
-    for column in found.table.columns.values():
+def _blocks(measured: Measured) -> Iterator[tuple[Column, list[list[str]]]]:
+    """The columns, each with the rows that have a figure in it."""
+    for column in measured.table.columns.values():
         body = [
             [row.title, *_words(cell, column)]
-            for row in found.table.rows.values()
-            if (cell := found.line(row, column)).published or cell.values
+            for row in measured.table.rows.values()
+            if (cell := measured.line(row, column)).published or cell.values
         ]
         if body:
             yield column, body
 
 
 def _to_the_right(lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """All cells but the first of a line, as wide as their column."""
+    """The lines with all cells but the first aligned to the right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return [
         [line[0], *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
@@ -207,55 +207,55 @@ def _to_the_right(lines: Sequence[Sequence[str]]) -> list[list[str]]:
     ]
 
 
-def legend(found: Beside) -> Iterator[str]:
-    """How the figures are to be read, and what the paper's are about."""
-    if any(len(cell.values) > 1 for cell in found.cells.values()):
+def legend(measured: Measured) -> Iterator[str]:
+    """Notes on how to read the figures."""
+    if any(len(cell.values) > 1 for cell in measured.cells.values()):
         yield "measured: mean over seeds ± one standard deviation, unless a note says otherwise"
-    yield "difference: in points for percentages, otherwise in percent of the published figure"
-    if found.short:
+    yield "difference: percentage points for percentages, otherwise percent of the published figure"
+    if measured.short:
         yield (
-            "bits and operations are multiplied up from the rounds that were run to the paper's: "
-            "exact where all rounds are alike, a rough guess where models shrink"
+            "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
+            "exact if all rounds cost the same, a rough estimate if models shrink"
         )
-    yield from found.table.notes
+    yield from measured.table.notes
 
 
-def comma_separated(found: Beside) -> str:
-    """A line for each figure that is published or measured, in the column's unit."""
+def comma_separated(measured: Measured) -> str:
+    """CSV with one line per figure, in the column's unit."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_HEADER)
-    for line in plain(found):
+    for line in plain(measured):
         writer.writerow(["" if line[name] is None else line[name] for name in CSV_HEADER])
     return stream.getvalue()
 
 
-def latex(found: Beside) -> str:
-    """A `tabular` for each column; they need the package booktabs."""
+def latex(measured: Measured) -> str:
+    """One LaTeX `tabular` per column; needs the package booktabs."""
     parts = [
         tabular(
             [_title(column), *HEADS],
             [escaped(name) for name, *_ in body],
             [words for _, *words in body],
-            [found.table.source],
+            [measured.table.source],
         )
-        for column, body in _blocks(found)
+        for column, body in _blocks(measured)
     ]
-    return "\n".join([*parts, *(f"% {note}" for note in legend(found)), ""])
+    return "\n".join([*parts, *(f"% {note}" for note in legend(measured)), ""])
 
 
-def plain(found: Beside) -> list[dict[str, Any]]:
-    """For programs."""
+def plain(measured: Measured) -> list[dict[str, Any]]:
+    """The table for programs."""
     lines = []
-    for row in found.table.rows.values():
-        for column in found.table.columns.values():
-            cell = found.line(row, column)
+    for row in measured.table.rows.values():
+        for column in measured.table.columns.values():
+            cell = measured.line(row, column)
             if not cell.published and not cell.values:
                 continue
             printed = cell.published
             lines.append(
                 {
-                    "table": found.table.name,
+                    "table": measured.table.name,
                     "row": row.name,
                     "column": column.name,
                     "unit": column.unit,
@@ -264,7 +264,7 @@ def plain(found: Beside) -> list[dict[str, Any]]:
                     "measured": cell.measured,
                     "measured_std": cell.std,
                     "seeds": len(cell.values),
-                    "rounds": found.rounds.get(row.name),
+                    "rounds": measured.rounds.get(row.name),
                     "difference": cell.difference,
                 }
             )
@@ -276,12 +276,14 @@ def _title(column: Column) -> str:
 
 
 def _words(cell: Cell, column: Column) -> list[str]:
-    """Published, measured and difference as they are shown."""
+    """Published, measured and difference as text."""
     digits = ".2f" if column.unit == "%" else ".5g"
     printed = NOTHING
     if cell.published:
-        printed = _apart(f"{cell.published.value:.10g}", cell.published.std)
-    measured = NOTHING if cell.measured is None else _apart(f"{cell.measured:{digits}}", cell.std)
+        printed = _with_std(f"{cell.published.value:.10g}", cell.published.std)
+    measured = (
+        NOTHING if cell.measured is None else _with_std(f"{cell.measured:{digits}}", cell.std)
+    )
     difference = NOTHING
     if cell.difference is not None and cell.published:
         if column.unit == "%":
@@ -291,5 +293,5 @@ def _words(cell: Cell, column: Column) -> list[str]:
     return [printed, measured, difference]
 
 
-def _apart(value: str, std: float | None) -> str:
+def _with_std(value: str, std: float | None) -> str:
     return value if std is None else f"{value} ± {std:.2g}"

@@ -1,4 +1,4 @@
-"""A comparison's figures as a table in the terminal, as CSV and as LaTeX: those of the report."""
+"""The results of a comparison as text, CSV, LaTeX and JSON; the same figures as in the report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.cli.parsing import table
 from gossamer.report import Run, units
+from gossamer.report.columns import table
 from gossamer.report.curves import mean, spread
 from gossamer.report.figures import Row, main_accuracy, rows
 from gossamer.report.groups import Group, grouped
 from gossamer.report.reading import number
 
 MARK = "*"
-"""Before the name of a row that is Pareto-best."""
+"""Marks the name of a Pareto-optimal row."""
 ACCURACIES = {"global_accuracy": "global", "personal_mean": "personal", "worst": "worst decile"}
 CSV_FIGURES = (
     *("global_accuracy", "personal_mean", "worst", "local_mean", "best", "density"),
@@ -29,49 +29,50 @@ _ESCAPED |= {"±": r"$\pm$", "·": r"$\cdot$", "…": r"\dots{}", "–": "--"}
 
 @dataclass(frozen=True)
 class Results:
-    """The rows of a comparison, and the accuracy by which the best are found."""
+    """The rows of a comparison, and the accuracy that decides which are Pareto-optimal."""
 
     rows: Sequence[Row]
     accuracy: str
 
     @property
     def legend(self) -> str:
-        """What the mark means, and how figures are formed."""
+        """An explanation of the mark and of the figures."""
         kind = "personal" if self.accuracy == "personal_mean" else "global"
         several = any(len(row.group.runs) > 1 for row in self.rows)
         figures = "means over seeds ± one standard deviation; " if several else ""
         return (
-            f"{figures}{MARK} Pareto-best: no other has as high a {kind} accuracy with as few bits"
+            f"{figures}{MARK} Pareto-optimal: no other run has a {kind} accuracy as high "
+            "with as few bits"
         )
 
 
 def results(runs: Sequence[Run]) -> Results:
-    """The figures of runs; seeds of one configuration are one row."""
+    """The figures of runs; the seeds of one configuration form one row."""
     groups = grouped(runs)
     accuracy = main_accuracy(groups)
-    found = []
+    timed = []
     for row in rows(groups, accuracy):
         took = [value for run in row.group.runs if (value := seconds(run)) is not None]
         figures = {**row.figures, "seconds": mean(took)}
         spreads = {**row.spreads, "seconds": spread(took)}
-        found.append(Row(row.group, figures, spreads, row.best_at_its_price))
-    return Results(found, accuracy)
+        timed.append(Row(row.group, figures, spreads, row.pareto_optimal))
+    return Results(timed, accuracy)
 
 
 def seconds(run: Run) -> float | None:
-    """How long a finished run took, without the time that it lay still."""
+    """How long a finished run took, without interruptions."""
     clock = run.finished.get("clock")
     return number(clock.get("seconds")) if isinstance(clock, dict) else None
 
 
 def text(found: Results) -> str:
-    """For a terminal."""
+    """The table for a terminal."""
     header, body = _cells(found)
     return f"{table(body, header)}\n{found.legend}"
 
 
 def comma_separated(found: Results) -> str:
-    """One row a configuration, numbers in full: bits, floating-point operations and seconds."""
+    """CSV with one row per configuration and unrounded numbers: bits, FLOPs and seconds."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     columns = [column for name in CSV_FIGURES for column in (name, f"{name}_std")]
@@ -81,7 +82,7 @@ def comma_separated(found: Results) -> str:
         writer.writerow(
             [
                 *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
-                *(row.group.first.done, int(row.best_at_its_price)),
+                *(row.group.first.done, int(row.pareto_optimal)),
                 *("" if value is None else repr(value) for value in values),
             ]
         )
@@ -89,7 +90,7 @@ def comma_separated(found: Results) -> str:
 
 
 def latex(found: Results) -> str:
-    """A `tabular` for \\input; it needs the package booktabs."""
+    """A LaTeX `tabular` for \\input; needs the package booktabs."""
     header, body = _cells(found)
     names = [_marked(first) for first, *_ in body]
     return tabular(header, names, [rest for _, *rest in body], [found.legend])
@@ -101,7 +102,7 @@ def tabular(
     body: Sequence[Sequence[str]],
     below: Sequence[str],
 ) -> str:
-    """Rows under a header, where names are LaTeX already, and comments below."""
+    """A LaTeX `tabular` with comments below it; `names`, the first column, are LaTeX already."""
     lines = [
         r"% needs \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
@@ -120,12 +121,12 @@ def tabular(
 
 
 def plain(found: Results) -> list[dict[str, Any]]:
-    """For programs."""
+    """The table for programs."""
     return [
         {
             "run": row.group.label,
             "seeds": [run.seed for run in row.group.runs],
-            "pareto_best": row.best_at_its_price,
+            "pareto_best": row.pareto_optimal,
             "mean": dict(row.figures),
             "std": dict(row.spreads),
         }
@@ -146,7 +147,7 @@ def _cells(found: Results) -> tuple[list[str], list[list[str]]]:
         sent = figures["sent"]
         body.append(
             [
-                f"{MARK if row.best_at_its_price else ' '} {row.group.label}",
+                f"{MARK if row.pareto_optimal else ' '} {row.group.label}",
                 *(_accuracy(row, name) for name in shown),
                 units.share(figures["density"]),
                 *(_digits(figures[name], 1e6) for name in ("up", "down")),
@@ -165,7 +166,7 @@ def _accuracy(row: Row, name: str) -> str:
 
 
 def _digits(value: float | None, factor: float) -> str:
-    """Four digits without an exponent."""
+    """A number with four digits and no exponent."""
     if value is None:
         return "–"
     value /= factor
@@ -173,7 +174,7 @@ def _digits(value: float | None, factor: float) -> str:
 
 
 def _unit(values: Sequence[float | None]) -> tuple[float, str]:
-    """One unit for a column: that of its largest number."""
+    """The unit of a column: the one that suits its largest number."""
     most = max((value for value in values if value is not None), default=0.0)
     _, unit = units.scaled(most, "FLOP").split(" ")
     return 1000.0 ** units.PREFIXES.index(unit.removesuffix("FLOP")), unit
@@ -184,7 +185,7 @@ def _seeds(group: Group) -> list[str]:
 
 
 def escaped(cell: str) -> str:
-    """Text as LaTeX has it."""
+    """Text with LaTeX's special characters escaped."""
     return "".join(_ESCAPED.get(letter, letter) for letter in cell)
 
 

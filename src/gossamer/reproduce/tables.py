@@ -1,4 +1,4 @@
-"""Tables of papers as files: columns, rows with published figures, and scales to run them at."""
+"""Tables of papers, read from files: columns, rows with published figures, and scales."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import gossamer
 from gossamer import fields
-from gossamer.config import Config, find_method, nearest, read
+from gossamer.config import PAPERS, Config, find_method, locate, nearest, read
 from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 
 SCALES = ("quick", "here", "full")
 ACCURACIES = {"global": "global_accuracy", "clients": "personal_mean", "local": "local_mean"}
-"""Of the server's model on its test data; of each client's, its own or the server's, on the
-client's test data; of the clients that have a model of their own."""
+"""The server's model on the server's test data; each client's model (its own, or else the
+server's) on the client's test data; only the clients that have a model of their own."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
-"""What grows from round to round: bits as sent and as the paper counts, and operations."""
+"""Figures that accumulate over rounds: bits as sent and as the paper counts, and FLOPs."""
 FIGURES = (*ACCURACIES, *SUMS, "density", "zeros")
 UNITS = {
     "": 1.0,
@@ -37,23 +36,23 @@ OVER = ("mean", "max", "middle")
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of runs that the table prints."""
+    """A column: one figure of the runs."""
 
     name: str
     title: str
     figure: str
     unit: str = ""
     at: str = "last"
-    """The evaluation that an accuracy is of: last, best, or last-10, the mean of the last ten."""
+    """Which evaluation an accuracy is of: last, best, or last-10, the mean of the last ten."""
     whole: bool = False
-    """A run of fewer rounds than the paper's is multiplied up to them."""
+    """Extrapolate a run of fewer rounds to the paper's number of rounds."""
     relative: str = ""
-    """To the row's reference: its share of it, or how many times less it is (`saving`)."""
+    """Relative to the row's reference: `share` of it, or `saving`, how many times less."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A figure as printed, and its standard deviation where there is one."""
+    """A figure as published, with its standard deviation if given."""
 
     value: float
     std: float | None = None
@@ -61,23 +60,23 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: what is published of it, and the run that gives the same."""
+    """A row: its published figures, and the run that reproduces them."""
 
     name: str
     title: str
     config: Config | None = None
-    """With the settings of the paper; none where nothing here can run it."""
+    """With the settings of the paper; None if no method here can run it."""
     published: Mapping[str, Published] = field(default_factory=dict)
     reference: str = ""
-    """The row that shares and savings are of."""
+    """The row that shares and savings are relative to."""
     over: str = "mean"
-    """Seeds come to their mean, the max, or the mean of the middle: without best and worst."""
+    """How seeds are combined: mean, max, or middle, the mean without best and worst."""
     seeds: int = 0
-    """At most so many, as the paper has; 0: as many as the scale has."""
+    """Maximum number of seeds, as in the paper; 0: the scale's."""
 
     @property
     def training(self) -> int:
-        """Rounds of the paper that train."""
+        """Training rounds in the paper."""
         return training(self.config) if self.config else 0
 
 
@@ -89,9 +88,9 @@ class Scale:
     about: str
     seeds: int = 1
     part: float = 1.0
-    """Of the paper's rounds."""
+    """The share of the paper's rounds to run."""
     rows: tuple[str, ...] = ()
-    """That are run; all where it is empty."""
+    """The rows to run; empty: all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     row: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of single rows."""
@@ -110,18 +109,22 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def runs(self, scale: Scale) -> list[Row]:
-        """The rows that a scale runs, in the order of the table."""
+        """The rows that a scale runs, in table order."""
         chosen = scale.rows or tuple(self.rows)
         return [row for name, row in self.rows.items() if name in chosen and row.config]
 
     def plans(
         self, scale: Scale, out: Path, seeds: int = 0, more: Mapping[str, Any] | None = None
     ) -> list[Plan]:
-        """Every run of a scale, seeds outermost; `seeds` is how many instead of the scale's.
+        """All runs of a scale, seeds outermost.
 
-        `more` are settings for all of them.
+        Args:
+            scale: how much to run.
+            out: the folder for the runs.
+            seeds: number of seeds; 0: the scale's.
+            more: settings for all runs, on top of the scale's.
         """
-        found = []
+        plans = []
         configs = [(row, _scaled(row, scale, more or {})) for row in self.runs(scale)]
         for place in range(seeds or scale.seeds):
             for row, config in configs:
@@ -129,16 +132,16 @@ class Table:
                     continue
                 seed = config.experiment.seed + place
                 each = replace(config, experiment=replace(config.experiment, seed=seed))
-                found.append(Plan(out / row.name / f"seed-{seed}", each))
-        return found
+                plans.append(Plan(out / row.name / f"seed-{seed}", each))
+        return plans
 
 
 def _scaled(row: Row, scale: Scale, more: Mapping[str, Any]) -> Config:
-    """What is run of a row: the paper's settings with those of the scale, and fewer rounds."""
+    """The configuration of a row at a scale: the paper's settings, the scale's, fewer rounds."""
     assert row.config is not None
-    wishes = {**scale.settings, **scale.row.get(row.name, {}), **more}
-    train = int(wishes.pop("rounds", math.ceil(row.training * scale.part)))
-    config = overridden(row.config, wishes)
+    settings = {**scale.settings, **scale.row.get(row.name, {}), **more}
+    train = int(settings.pop("rounds", math.ceil(row.training * scale.part)))
+    config = overridden(row.config, settings)
     return replace(
         config,
         experiment=replace(config.experiment, rounds=train + probes(config.build_method())),
@@ -146,48 +149,48 @@ def _scaled(row: Row, scale: Scale, more: Mapping[str, Any]) -> Config:
 
 
 def training(config: Config) -> int:
-    """Rounds of a run that do more than probe."""
+    """Rounds of a run that train, i.e. all but a probing first round."""
     return config.experiment.rounds - probes(config.build_method())
 
 
 # files --------------------------------------------------------------------------------------------
 
 
-def folder() -> Path:
-    """Where the tables that come with the package lie."""
-    here = Path(gossamer.__file__).parent / "papers"
-    # A clone made without symbolic links has a file there.
-    return here if here.is_dir() else here.parents[2] / "papers"
-
-
 def names() -> list[str]:
-    """Of all tables that come with the package."""
-    return sorted(path.stem for path in folder().glob("*.toml"))
+    """The names of all tables that come with the package."""
+    return sorted(path.stem for path in PAPERS.glob("*.toml"))
 
 
 def described() -> list[dict[str, str]]:
-    """Name, title and source of each of them; nothing else of the files is looked at."""
-    found = []
+    """Name, title and source of all tables that come with the package."""
+    tables = []
     for name in names():
-        plain = tomllib.loads((folder() / f"{name}.toml").read_text(encoding="utf-8"))
-        found.append({"name": name, "title": plain["title"], "source": plain["source"]})
-    return found
+        plain = tomllib.loads((PAPERS / f"{name}.toml").read_text(encoding="utf-8"))
+        tables.append({"name": name, "title": plain["title"], "source": plain["source"]})
+    return tables
 
 
 def find(word: str) -> Table:
-    """A table by its name, or in a file of one's own."""
+    """A table by its name, or from a TOML file.
+
+    Raises:
+        KeyError: there is no such table; the message suggests the nearest name.
+        FileNotFoundError: there is no such file.
+    """
     if word.endswith(".toml"):
-        if not Path(word).exists():
-            raise FileNotFoundError(f"there is no table {word}")
-        return load(Path(word))
+        return load(locate(word))
     known = names()
     if word not in known:
         raise KeyError(f"no table {word!r}{nearest(word, known)} `gossamer paper` lists them all")
-    return load(folder() / f"{word}.toml")
+    return load(PAPERS / f"{word}.toml")
 
 
 def load(path: Path) -> Table:
-    """The table in a file; whatever in it has no meaning is refused."""
+    """Reads a table from a TOML file.
+
+    Raises:
+        ValueError: the file is not TOML, or an entry of it is unknown or unusable.
+    """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as damage:
@@ -197,7 +200,7 @@ def load(path: Path) -> Table:
     except (KeyError, ValueError, FileNotFoundError) as problem:
         raise ValueError(f"{path}: {problem.args[0]}") from problem
     except (TypeError, AttributeError) as problem:
-        raise ValueError(f"{path} is no table of a paper: {problem}") from problem
+        raise ValueError(f"{path} is not a table of a paper: {problem}") from problem
 
 
 def _table(path: Path, plain: Mapping[str, Any]) -> Table:
@@ -221,19 +224,19 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
     what = f"column {name}"
     _known(part, ("title", "figure", "unit", "at", "whole", "relative"), f"entry of {what}")
     _needed(part, ("title", "figure"), what)
-    found = Column(name, **part)
+    column = Column(name, **part)
     for value, choices, word in (
-        (found.figure, FIGURES, "figure"),
-        (found.unit, UNITS, "unit"),
-        (found.at, MOMENTS, "moment"),
-        (found.relative, RELATIONS, "relation"),
+        (column.figure, FIGURES, "figure"),
+        (column.unit, UNITS, "unit"),
+        (column.at, MOMENTS, "moment"),
+        (column.relative, RELATIONS, "relation"),
     ):
         _known([value], choices, word)
-    if found.at != "last" and found.figure not in ACCURACIES:
-        raise ValueError(f"{what}: {found.at} is for accuracies, {found.figure} is none")
-    if found.whole and found.figure not in SUMS:
-        raise ValueError(f"{what}: {found.figure} does not grow with rounds; leave out whole")
-    return found
+    if column.at != "last" and column.figure not in ACCURACIES:
+        raise ValueError(f"{what}: {column.at} applies to accuracies, and {column.figure} is none")
+    if column.whole and column.figure not in SUMS:
+        raise ValueError(f"{what}: {column.figure} does not accumulate; leave out whole")
+    return column
 
 
 def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, Column]) -> Row:
@@ -282,7 +285,7 @@ def _scale(name: str, part: Mapping[str, Any], rows: Mapping[str, Row]) -> Scale
 
 
 def _settings(values: Mapping[str, Any], configs: Sequence[Config], what: str) -> None:
-    """Refuses what none of the configurations has a setting for."""
+    """Raises KeyError for settings that none of the configurations has."""
     known = set(common_settings())
     for config in configs:
         known |= {item.name for item in fields.settings(find_method(config.method))}

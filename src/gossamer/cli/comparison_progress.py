@@ -1,4 +1,4 @@
-"""How several runs look while they go: one bar over all their rounds, one line for each run."""
+"""Progress of several runs: one bar over all their rounds, and one line for each finished run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from gossamer.cli.progress import Figures, bits, failure
+from gossamer.cli.progress import Figures, bits, clock, failure
 from gossamer.engine import Summary
 from gossamer.engine.events import ClientFailed, Clock, Evaluated, Event, Sink
 from gossamer.engine.events import RoundFinished as Round
 from gossamer.reproduce.plans import Plan
 
 LINES = 10
-"""Lines about a run, where there is no terminal."""
+"""Lines per run if there is no terminal."""
 
 
-class Whole:
-    """Progress of a comparison; on a terminal with rich it moves, else it is plain lines."""
+class ComparisonProgress:
+    """Progress of a comparison: a live bar on a terminal with rich, otherwise plain lines."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class Whole:
         console: Any = None,
     ) -> None:
         self.rounds = sum(plan.config.experiment.rounds for plan in todo)
-        waiting = sum(plan.config.experiment.rounds for plan in left)
-        self.done = self.rounds - waiting
-        """Rounds of runs that have ended."""
-        self._runs, self._ended = len(todo), len(todo) - len(left)
+        unfinished = sum(plan.config.experiment.rounds for plan in left)
+        self.done = self.rounds - unfinished
+        """Rounds of finished runs."""
+        self._runs, self._finished = len(todo), len(todo) - len(left)
         self._quiet = quiet
         self._stream = stream or sys.stdout
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._computed = 0
         self._bar: Any = None
         self._progress: Any = None
@@ -61,7 +61,7 @@ class Whole:
         self._bar = self._progress.add_task("", total=self.rounds, completed=self.done, left="")
         self._screen = Live(Group(self._progress, self._text), console=console)
 
-    def __enter__(self) -> Whole:
+    def __enter__(self) -> ComparisonProgress:
         if self._screen:
             self._screen.start()
         return self
@@ -71,44 +71,44 @@ class Whole:
             self._screen.stop()
 
     def begin(self, plan: Plan) -> Sink:
-        """What follows a run."""
+        """A sink that shows the events of a run."""
         return _Follower(self, plan)
 
     def end(self, plan: Plan, summary: Summary) -> None:
-        """A run has come to its end: a line that stays."""
+        """Prints the line of a finished run."""
         self.done += plan.config.experiment.rounds
-        self._ended += 1
+        self._finished += 1
         accuracy = summary.accuracy
         figures = {"accuracy": accuracy["global"], "personal": accuracy["personal_mean"]}
         own = accuracy["personal_density"]
-        told = [f"{name} {value:.4f}" for name, value in figures.items() if value is not None]
-        told += [
+        parts = [f"{name} {value:.4f}" for name, value in figures.items() if value is not None]
+        parts += [
             f"density {summary.density if own is None else own:.3g}",
             f"{bits(summary.cost.up)} up, {bits(summary.cost.down)} down",
             f"{summary.seconds:.1f} s",
         ]
-        self.say(f"{plan.title} done ({self._ended}/{self._runs})  {'  '.join(told)}")
+        self.say(f"{plan.title} finished ({self._finished}/{self._runs})  {'  '.join(parts)}")
 
     def see(self, plan: Plan, figures: Figures) -> None:
-        """A round of the run that is going is over."""
+        """Shows a finished round of the current run."""
         self._computed += 1
         place = self.done + figures.round
-        *told, _ = figures.parts()
+        *parts, _ = figures.parts()
         if self._screen:
-            title = f"{plan.title} ({self._ended + 1}/{self._runs})"
+            title = f"{plan.title} ({self._finished + 1}/{self._runs})"
             self._progress.update(
                 self._bar, completed=place, description=title, left=f"left {self._left(place)}"
             )
-            self._text.plain = f"round {figures.round}/{figures.rounds} · {' · '.join(told)}"
+            self._text.plain = f"round {figures.round}/{figures.rounds} · {' · '.join(parts)}"
         elif figures.round % max(1, figures.rounds // LINES) == 0 < figures.rounds - figures.round:
             share = 100 * place / self.rounds
             self.say(
                 f"{share:3.0f} %  {plan.title}  round {figures.round}/{figures.rounds}  "
-                f"{'  '.join(told)}  left {self._left(place)}"
+                f"{'  '.join(parts)}  left {self._left(place)}"
             )
 
     def say(self, text: str, style: str | None = None) -> None:
-        """A line that stays."""
+        """Prints a line above the bar."""
         if self._screen:
             self._screen.console.print(text, style=style, markup=False, highlight=False)
         elif not self._quiet:
@@ -116,19 +116,16 @@ class Whole:
             self._stream.flush()
 
     def _left(self, place: int) -> str:
-        """The time that all remaining rounds will take at the pace since the beginning."""
-        passed = time.monotonic() - self._began
-        whole = round(passed / max(self._computed, 1) * (self.rounds - place))
-        hours, rest = divmod(whole, 3600)
-        minutes, seconds = divmod(rest, 60)
-        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        """The time that the remaining rounds will take at the average pace so far."""
+        passed = time.monotonic() - self._start
+        return clock(passed / max(self._computed, 1) * (self.rounds - place))
 
 
 class _Follower:
     """The sink of one run."""
 
-    def __init__(self, whole: Whole, plan: Plan) -> None:
-        self._whole, self._plan = whole, plan
+    def __init__(self, progress: ComparisonProgress, plan: Plan) -> None:
+        self._progress, self._plan = progress, plan
         self._figures = Figures(plan.config.experiment.rounds)
         self._pending = False
 
@@ -138,7 +135,7 @@ class _Follower:
         self._figures.see(event, clock)
         match event:
             case ClientFailed():
-                self._whole.say(failure(event, self._plan.folder), "yellow")
+                self._progress.say(failure(event, self._plan.folder), "yellow")
             case Round():
                 self._pending = True
             case Evaluated() if self._pending:
@@ -147,7 +144,7 @@ class _Follower:
                 pass
 
     def close(self) -> None:
-        """Tells of a round that was not evaluated."""
+        """Shows the last round if it was not evaluated."""
         if self._pending:
             self._pending = False
-            self._whole.see(self._plan, self._figures)
+            self._progress.see(self._plan, self._figures)

@@ -1,0 +1,88 @@
+"""`gossamer ls`: the names that other commands accept."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+
+from gossamer import data as datasets
+from gossamer import fields, models
+from gossamer.cli.parsing import Parser, say
+from gossamer.methods import ALGORITHMS, PUBLISHED
+from gossamer.report.columns import table
+
+KINDS = ("methods", "models", "data", "partitions")
+OWN = {
+    "synthetic": "Synthetic(1, 1) of Li et al., generated; synthetic:ALPHA,BETA",
+    "npz:FILE": "arrays x and y, or x_train, y_train, x_test, y_test",
+    "csv:FILE": "numeric columns; the label is the column label or y, else the last",
+    "folder:FOLDER": "images in one folder per class",
+}
+"""Data that are generated or the user's, which `gossamer data` does not list."""
+
+
+def ls(arguments: Sequence[str]) -> int:
+    """`gossamer ls [methods|models|data|partitions] [--all]`: lists the names commands accept."""
+    parser = Parser(prog="gossamer ls", description=ls.__doc__)
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list (default: everything)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list the authors' published codes and the variants of methods",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    options = parser.read(arguments)
+    groups: dict[str, Mapping[str, str]] = {}
+    if options.kind in (None, "methods"):
+        groups["methods"] = {name: summary(method) for name, method in ALGORITHMS.items()}
+        if options.all:
+            groups |= _published()
+    if options.kind in (None, "models"):
+        groups["models"] = {name: _first_line(build) for name, build in models.MODELS.items()}
+    if options.kind in (None, "data"):
+        groups["data sets"] = {entry.name: entry.title for entry in datasets.ls()} | OWN
+    if options.kind in (None, "partitions"):
+        known = datasets.PARTITIONS.items()
+        groups["partitions"] = {name: _first_line(divide) for name, divide in known}
+    if options.json:
+        print(json.dumps(groups))
+        return 0
+    for title, names in groups.items():
+        say(f"{title}\n{table([(f'  {name}', text) for name, text in names.items()])}\n")
+    if "methods" in groups:
+        more = "" if options.all else "`gossamer ls --all` adds published codes and variants; "
+        say(f"{more}`gossamer run METHOD --help` lists a method's options.")
+    return 0
+
+
+def summary(method: object) -> str:
+    """One line about a method; about a preset, the settings that differ from its class."""
+    kind = type(method)
+    usual = {item.name: item.default for item in fields.settings(kind())}
+    changed = [
+        f"{fields.flag(item.name)} {item.default}"
+        for item in fields.settings(method)
+        if item.default != usual[item.name]
+    ]
+    if changed:
+        return f"{kind.__name__} with {', '.join(changed)}"
+    return _first_line(inspect.getmodule(kind) or kind)
+
+
+def _published() -> dict[str, dict[str, str]]:
+    """Published entries: released codes, then one entry per family with all of its readings."""
+    titles = {False: "published codes", True: "variants: alternative readings as options"}
+    return {
+        title: {
+            name: summary(method)
+            for name, method in PUBLISHED.items()
+            if name.endswith("-variants") == variants
+        }
+        for variants, title in titles.items()
+        if any(name.endswith("-variants") == variants for name in PUBLISHED)
+    }
+
+
+def _first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
