@@ -18,21 +18,9 @@ from typing import Literal
 
 import torch
 
-from gossamer import merge, sparsity
+from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Exchange,
-    Job,
-    Masks,
-    Measures,
-    Missing,
-    Params,
-    Result,
-    sample,
-)
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.feddst import TRAINING, Up
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
@@ -193,7 +181,7 @@ class PFFDST:
         if down.keeps:
             frozen = down.frozen or (local.frozen if local else None)
             if frozen is None:
-                raise Missing("the server sent no frozen part, and none is held here")
+                raise core.Missing("the server sent no frozen part, and none is held here")
             values, work.frozen = unpack(frozen.values, frozen.masks), frozen.masks
             for name, mask in frozen.masks.items():
                 work.params[name].copy_(torch.where(mask, values[name], params[name]))
