@@ -12,19 +12,57 @@ from torch import Tensor, nn
 
 from gossamer import Batch, Client, Ctx, Examples, Key, Params, Task, fields
 from gossamer.engine.client import batches, train
-from gossamer.methods import gated
-from gossamer.methods.fedsparse import Down, FedSparse
-from gossamer.methods.gated import Work
-from gossamer.methods.gatekeeper import Server
+from gossamer.methods.as_published.fedsparse import FedSparseVariants
+from gossamer.methods.fedsparse import Down, FedSparse, Server
 from gossamer.models import build
+from gossamer.sparsity.gated_training import Drawn, Gradients, Work
+from gossamer.sparsity.groups import Groups
 from helpers import client_ctx, server_ctx
 
 SIDE, CLASSES, EXAMPLES = 6, 3, 24
 
 
-def toy(**changes: Any) -> FedSparse:
-    """The method with few clients and small batches, and settings by their flat names."""
-    return fields.replace(FedSparse(), {"clients": 4, "batch": 8, **changes})
+OWN = {setting.name for setting in fields.settings(FedSparse())}
+
+
+def toy(**changes: Any) -> Any:
+    """The method with few clients and small batches, and settings by their flat names.
+
+    Settings that are other readings of the paper make it a `FedSparseVariants`.
+    """
+    method = FedSparse() if changes.keys() <= OWN else FedSparseVariants()
+    return fields.replace(method, {"clients": 4, "batch": 8, **changes})
+
+
+def pure(method: Any) -> FedSparse:
+    """The method, or the one that it is a variant of."""
+    return method.pure if isinstance(method, FedSparseVariants) else method
+
+
+def groups_of(method: Any, task: Task) -> Groups:
+    return pure(method).grouping.groups(task.layout)
+
+
+def theta(method: Any, task: Task, state: Server) -> Tensor:
+    """The server's probabilities."""
+    return pure(method).theta(groups_of(method, task), state.params, state.thresholds)
+
+
+def prune(method: Any, task: Task, state: Server) -> Server:
+    if isinstance(method, FedSparseVariants):
+        return method.prune(server_ctx(task), state)
+    return method.prune(groups_of(method, task), state)
+
+
+def with_thresholds(
+    method: Any, task: Task, state: Server, changed: Mapping[str, Sequence[int]], raw: float
+) -> Server:
+    """The state with other thresholds of some groups."""
+    thresholds = state.thresholds.clone()
+    parts = groups_of(method, task).split(thresholds)  # which share its memory
+    for name, places in changed.items():
+        parts[name].view(-1)[list(places)] = raw
+    return replace(state, thresholds=thresholds)
 
 
 @cache
@@ -59,43 +97,40 @@ def pictures(count: int = EXAMPLES, seed: int = 1) -> Examples:
     return Examples(x, y)
 
 
-def pruned(method: FedSparse, task: Task, dead: Mapping[str, Sequence[int]]) -> Server:
-    """A first state in which some groups have gone: their thresholds are far above them."""
-    ctx = server_ctx(task, round=0)
-    state = method.init(ctx)
-    thresholds = {name: part.clone() for name, part in state.thresholds.items()}
-    for name, places in dead.items():
-        thresholds[name].view(-1)[list(places)] = 30.0
-    groups = method.gating.groups(task.layout)
-    moved = replace(state, thresholds=thresholds)
-    return method.gatekeeper.pruned(ctx, method.gating, groups, moved)
+def pruned(method: Any, task: Task, dead: Mapping[str, Sequence[int]]) -> Server:
+    """A first state in which some groups are pruned: their thresholds are far above them."""
+    state = method.init(server_ctx(task, round=0))
+    return prune(method, task, with_thresholds(method, task, state, dead, 30.0))
 
 
-def sent(method: FedSparse, task: Task, state: Server, client: int = 0) -> Down:
-    return method.down(server_ctx(task), state, Client(client, EXAMPLES))
+def sent(method: Any, task: Task, state: Server, client: int = 0) -> Down:
+    down: Down = method.down(server_ctx(task), state, Client(client, EXAMPLES))
+    return down
 
 
-def trained(method: FedSparse, task: Task, state: Server, seed: int = 0) -> Any:
-    """What a client's job comes to."""
+def trained(method: Any, task: Task, state: Server, seed: int = 0) -> Any:
+    """The result of a client's job."""
     ctx = client_ctx(task, pictures(), seed=seed)
     return train(method, ctx, sent(method, task, state), None).result
 
 
-def begun(method: FedSparse, task: Task, state: Server) -> tuple[Ctx, Work, Batch]:
+def begun(method: Any, task: Task, state: Server) -> tuple[Ctx, Work, Batch]:
     """A client before its first step, and its first batch."""
     ctx = client_ctx(task, pictures())
     job = method.begin(ctx, sent(method, task, state), None)
     return ctx, job.work, next(iter(batches(ctx, job)))
 
 
-def gradients(
-    method: FedSparse, work: Work, batch: Batch, draws: Tensor | None = None
-) -> gated.Gradients:
-    """Of a client's objective, for draws that are given or its own."""
-    drawn = gated._drawn(method.gating, work, batch)
-    if draws is not None:
-        drawn = [(part, draws) for part, _ in drawn]
-    return gated.gradients(method.gating, method.objective, work, drawn)
+def drawn(method: Any, work: Work, batch: Batch) -> Drawn:
+    if isinstance(method, FedSparseVariants):
+        return method.drawn(work, batch)
+    return [(batch, work.draws(batch.key.fold("gates")))]
+
+
+def gradients(method: Any, work: Work, batch: Batch, draws: Tensor | None = None) -> Gradients:
+    """Gradients of a client's objective, for these draws or its own."""
+    parts = drawn(method, work, batch)
+    return work.gradients(parts if draws is None else [(part, draws) for part, _ in parts])
 
 
 def equal(first: Params, second: Params) -> bool:

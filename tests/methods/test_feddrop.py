@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gossamer.methods.dropping import Dropping
 from torch import Tensor, nn
 
 import gossamer as gs
@@ -25,7 +26,6 @@ from gossamer import (
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
-from gossamer.methods.dropping import Dropping
 from gossamer.methods.feddrop import Down, scales
 from gossamer.methods.parts.server_optimiser import Adaptive
 from gossamer.models import build

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gossamer.methods.dropping import Dropping
 
 import gossamer as gs
 from gossamer import (
@@ -25,7 +26,6 @@ from gossamer import (
 from gossamer.conformance.promises import check
 from gossamer.engine.client import train
 from gossamer.methods import feddrop
-from gossamer.methods.dropping import Dropping
 from gossamer.methods.feddrop import Local
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import Adaptive

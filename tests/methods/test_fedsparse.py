@@ -11,11 +11,14 @@ import torch
 from fedsparse_cases import (
     begun,
     close,
+    drawn,
     gradients,
+    groups_of,
     net,
     paper,
     pictures,
     pruned,
+    pure,
     sent,
     toy,
     trained,
@@ -25,14 +28,26 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, logsigmoid, softplus
 from torch.optim.adamax import _single_tensor_adamax
 
-from gossamer import METHODS, Client, Exchange, FedOpt, Key, Params, Task, Training, fields
+from gossamer import (
+    METHODS,
+    Batch,
+    Client,
+    Exchange,
+    FedOpt,
+    Key,
+    Params,
+    Task,
+    Training,
+    fields,
+    optim,
+)
 from gossamer.engine.client import batches, train
-from gossamer.methods import gated
+from gossamer.methods.as_published.fedsparse import FedSparseVariants
 from gossamer.methods.fedsparse import FedSparse
-from gossamer.methods.gated import Start, Work
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
-from gossamer.sparsity import hard_concrete
-from gossamer.sparsity.hard_concrete import Objective
+from gossamer.sparsity import gated_training, hard_concrete
+from gossamer.sparsity.gated_training import Work
+from gossamer.submodels.compaction import part_of
 from helpers import batch_of, client_ctx, server_ctx
 
 DOUBLE = torch.float64
@@ -51,16 +66,17 @@ def raw_of(*thresholds: float) -> Tensor:
     return torch.log(torch.expm1(torch.tensor(thresholds, dtype=DOUBLE)))
 
 
-def tiny(relaxation: str) -> tuple[FedSparse, Work]:
+def tiny(relaxation: str) -> tuple[FedSparseVariants, Work]:
     """The client of O4, in the midst of its training."""
     method = toy(
         relaxation=relaxation, gate_head="gated", lambda0=0.01, cross_entropy=0.5, drift=0.1
     )
     task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2))
-    groups = method.gating.groups(task.layout)
-    alive = torch.ones(2, dtype=torch.bool)
-    start = Start(groups, {"weight": SERVER}, raw_of(0.499, 0.223), alive, 2)
-    work = gated.begin(server_ctx(task), method.gating, method.objective, start, compact=False)
+    alive = {"weight": torch.ones(2, dtype=torch.bool)}
+    part = part_of(task, groups_of(method, task), alive, {"weight": SERVER}, {})
+    work = gated_training.begin(part, raw_of(0.499, 0.223), 1e-3, drift=0.1)
+    work.concrete = method.concrete
+    work.price = pure(method).price(work.sizes, work.start)
     work.params = {"weight": CLIENT.clone()}
     work.raw = raw_of(0.505, 0.228)
     return method, work
@@ -101,7 +117,7 @@ def test_the_clients_gradients(
     opened = work.gated["weight"] / CLIENT
     assert opened.T.flatten().tolist() == pytest.approx([*gates, *gates], abs=1e-9)
     assert float(found.loss) == pytest.approx(nll, rel=1e-6)
-    term = gated.regulariser(method.gating, method.objective, work)
+    term = method.pure.regulariser(work, work.sizes)
     assert float(term) == pytest.approx(rest, abs=2e-10)
     assert found.weights["weight"].flatten().tolist() == pytest.approx(weights, rel=2e-6)
     assert found.thresholds.tolist() == pytest.approx(thresholds, rel=2e-6)
@@ -111,14 +127,20 @@ def test_the_clients_gradients(
 
 
 def objective(
-    method: FedSparse, work: Work, x: Tensor, y: Tensor, params: Params, raw: Tensor, draws: Tensor
+    method: Any,
+    work: Work,
+    batch: Batch,
+    params: Params,
+    raw: Tensor,
+    draws: Tensor,
+    server: Tensor,
 ) -> Tensor:
     """The clients' objective, written out anew from the paper for autograd to differentiate."""
-    setting, names = method.objective, work.groups.names
+    setting, names = pure(method), work.part.groups.names
     frozen = {name: params[name].detach() for name in names}
     norms = torch.cat([frozen[name].flatten(1).norm(dim=1) for name in names])
-    logits = (norms - softplus(raw)) / method.gating.temperature
-    location = logits + SHIFT if method.gating.concrete.relaxation == "matched" else logits
+    logits = (norms - softplus(raw)) / setting.temperature
+    location = logits + SHIFT if work.concrete.relaxation == "matched" else logits
     soft = torch.sigmoid((torch.log(draws) - torch.log(1 - draws) + location) / (2 / 3))
     gates = (soft * 1.2 - 0.1).clamp(0, 1) * work.alive
     positive = torch.sigmoid(location - SHIFT) * work.alive
@@ -128,10 +150,10 @@ def objective(
     for name in names:
         column = parts[name].view(-1, *[1] * (params[name].dim() - 1))
         effective[name] = params[name] * column
-        drift.append((params[name] - work.start.params[name]).square().flatten(1).sum(1))
-    nll = cross_entropy(functional_call(work.task.module, effective, x), y)
-    server = [work.start.params[name].flatten(1).norm(dim=1) for name in names]
-    theta = (torch.cat(server) - softplus(work.start.raw)) / method.gating.temperature
+        drift.append((params[name] - work.part.received[name]).square().flatten(1).sum(1))
+    nll = cross_entropy(functional_call(work.part.task.module, effective, batch.x), batch.y)
+    received = [work.part.received[name].flatten(1).norm(dim=1) for name in names]
+    theta = (torch.cat(received) - softplus(server)) / setting.temperature
     sizes = torch.cat([torch.full((len(params[n]),), params[n][0].numel()) for n in names])
     kept = work.alive > 0
     crossed = positive * logsigmoid(theta) + (1 - positive) * logsigmoid(-theta)
@@ -152,12 +174,12 @@ def test_gradients_are_autograds(relaxation: str, dead: dict[str, list[int]]) ->
     state = pruned(method, net(), dead)
     _, work, batch = begun(method, net(), state)
     for _ in range(3):  # away from where all began
-        work = gated.step(method.gating, method.objective, method.training, 1e-2, work, batch)
-    draws = hard_concrete.draw(Key(8), work.groups.total)
+        work.step(batch, drawn(method, work, batch), pure(method).training, 1e-2)
+    draws = hard_concrete.draw(Key(8), work.part.groups.total)
     found = gradients(method, work, batch, draws)
     params = {name: tensor.clone().requires_grad_() for name, tensor in work.params.items()}
     raw = work.raw.clone().requires_grad_()
-    value = objective(method, work, batch.x, batch.y, params, raw, draws)
+    value = objective(method, work, batch, params, raw, draws, state.thresholds)
     *wanted, thresholds = torch.autograd.grad(value, [*params.values(), raw])
     assert close(found.weights, dict(zip(params, wanted, strict=True)), 2e-5)
     assert torch.allclose(found.thresholds, thresholds, rtol=2e-4, atol=2e-4)
@@ -178,7 +200,7 @@ TERMS: dict[str, dict[str, float]] = {
 
 def double(work: Work) -> Work:
     """The same work in float64, where small differences have digits."""
-    for name in ("raw", "alive", "sizes", "logits", "outside", "price"):
+    for name in ("raw", "alive", "sizes", "start", "outside", "price"):
         setattr(work, name, getattr(work, name).double())
     work.params = {name: tensor.double() for name, tensor in work.params.items()}
     work.anchor = {name: tensor.double() for name, tensor in work.anchor.items()}
@@ -195,34 +217,28 @@ def test_the_sign_of_every_term_by_finite_differences(term: str) -> None:
     work.params["0.weight"] += 0.05
     work = double(work)
     batch = replace(batch, x=batch.x.double())
-    draws = hard_concrete.draw(Key(8), work.groups.total).double()
+    groups, concrete = work.part.groups, work.concrete
+    draws = hard_concrete.draw(Key(8), groups.total).double()
     found = gradients(method, work, batch, draws)
-    norms = work.groups.norms(work.params)  # constants of a step
+    norms = groups.norms(work.params)  # constants of a step
 
     def value(raw: Tensor, weight: Tensor) -> float:
         params = {**work.params, "0.weight": weight}
         location = (norms - softplus(raw)) / 0.05
-        gates = work.groups.spread(
-            method.gating.concrete.gate(method.gating.concrete.soft(location, draws)), params
-        )
+        gates = groups.spread(concrete.gate(concrete.soft(location, draws)), params)
         gated_params = {**params, **{name: params[name] * gates[name] for name in gates}}
         loss = cross_entropy(functional_call(task.module, gated_params, batch.x), batch.y)
-        away = {name: params[name] - work.start.params[name] for name in gates}
-        return float(loss) + float(
-            method.objective.value(
-                method.gating.concrete.positive(location),
-                work.sizes,
-                work.logits,
-                work.groups.squares(away),
-                work.start.examples,
-            )
-        )
+        away = groups.squares({n: params[n] - work.part.received[n] for n in gates})
+        share = concrete.positive(location)
+        opened = share * (method.drift / 2 * away + method.lambda0 * work.sizes)
+        agreed = share * logsigmoid(work.start) + (1 - share) * logsigmoid(-work.start)
+        return float(loss) + float((opened - method.cross_entropy * agreed).sum())
 
     def slope(change: Callable[[float], tuple[Tensor, Tensor]], step: float = 1e-5) -> float:
         return (value(*change(step)) - value(*change(-step))) / (2 * step)
 
     weight = work.params["0.weight"]
-    for place in range(work.groups.total):
+    for place in range(groups.total):
         one = torch.zeros_like(work.raw)
         one[place] = 1
         numeric = slope(lambda far, one=one: (work.raw + far * one, weight))
@@ -241,7 +257,7 @@ def test_without_other_terms_thresholds_hear_of_the_loss_alone() -> None:
     """Where a gate is fully open or shut, its threshold then has no gradient at all."""
     method = toy(lambda0=0.0, cross_entropy=0.0)
     _, work, batch = begun(method, net(), method.init(server_ctx(net(), round=0)))
-    draws = torch.full((work.groups.total,), 0.5)
+    draws = torch.full((work.part.groups.total,), 0.5)
     draws[0] = 0.02
     found = gradients(method, work, batch, draws)
     assert found.thresholds[0] != 0 and not found.thresholds[1:].any()
@@ -260,7 +276,7 @@ def test_adamax_is_torchs() -> None:
     count = torch.tensor(0.0)
     for step in range(1, 8):
         grad = torch.randn(50, generator=draw) * 10.0 ** (step - 4)
-        gated.adamax(mine, grad, moments[0], moments[1], step, 1e-2)
+        mine, *moments[:2] = optim.adamax(mine, grad, moments[0], moments[1], step, 1e-2)
         _single_tensor_adamax(
             [theirs], [grad], moments[2:3], moments[3:], [count], **settings, **never
         )
@@ -272,7 +288,8 @@ def test_a_first_step_of_adamax_has_the_length_of_its_rate(size: float) -> None:
     """O9."""
     param = torch.zeros(2, dtype=DOUBLE)
     grad = torch.tensor([size, -size], dtype=DOUBLE)
-    gated.adamax(param, grad, torch.zeros(2).double(), torch.zeros(2).double(), 1, 1e-2)
+    zeros = torch.zeros(2, dtype=DOUBLE)
+    param, _, _ = optim.adamax(param, grad, zeros, zeros, 1, 1e-2)
     assert param.tolist() == pytest.approx([-1e-2, 1e-2], rel=2e-3)
 
 
@@ -291,14 +308,14 @@ def test_a_step_moves_weights_by_sgd_and_thresholds_by_adamax() -> None:
 
 def test_gates_may_be_drawn_for_each_example() -> None:
     """The gradient is the mean over examples of those at their own gates."""
-    method, one = toy(gate_sample="example", lambda0=0.0, cross_entropy=0.0), toy(lambda0=0.0)
+    method = toy(gate_sample="example", lambda0=0.0, cross_entropy=0.0)
     state = method.init(server_ctx(net(), round=0))
     _, work, batch = begun(method, net(), state)
-    parts = gated._drawn(method.gating, work, batch)
+    parts = drawn(method, work, batch)
     assert [len(part.y) for part, _ in parts] == [1] * len(batch.y)
     assert not torch.equal(parts[0][1], parts[1][1])
     found = gradients(method, work, batch)
-    each = [gated.gradients(one.gating, method.objective, work, [part]) for part in parts]
+    each = [work.gradients([part]) for part in parts]
     for name, grad in found.weights.items():
         mean = torch.stack([single.weights[name] for single in each]).mean(0)
         assert torch.allclose(grad, mean, atol=1e-6)
@@ -318,8 +335,8 @@ def test_terms_beside_the_loss_may_be_divided_by_the_examples(regulariser: str) 
     task = net()
     _, work, _ = begun(method, task, method.init(server_ctx(task, round=0)))
     scale = 1.0 if regulariser == "whole" else 1 / 24
-    assert torch.allclose(work.price, scale * (1e-3 * work.sizes - 1e-4 * work.logits))
-    assert method.objective.strength(24) == pytest.approx(scale * 0.5)
+    assert torch.allclose(work.price, scale * (1e-3 * work.sizes - 1e-4 * work.start))
+    assert work.drift == pytest.approx(scale * 0.5)
 
 
 # what it sends ------------------------------------------------------------------------------------
@@ -330,13 +347,11 @@ def test_gates_that_are_sent_have_the_probability_of_the_client() -> None:
     _, work, _ = begun(
         method, paper((1, 28, 28), 10), method.init(server_ctx(paper((1, 28, 28), 10), round=0))
     )
-    work.raw = hard_concrete.thresholds_for(work.groups.norms(work.params), 0.7, 1e-3)
-    found = torch.stack(
-        [gated.opened(method.gating, work, Key(3).fold(index)) for index in range(30)]
-    )
+    work.raw = hard_concrete.thresholds_for(work.part.groups.norms(work.params), 0.7, 1e-3)
+    found = torch.stack([work.opened(Key(3).fold(index)) for index in range(30)])
     sigma = (0.7 * 0.3 / found.numel()) ** 0.5
     assert float(found.float().mean()) == pytest.approx(0.7, abs=4 * sigma)
-    assert torch.equal(found[0], gated.opened(method.gating, work, Key(3).fold(0)))
+    assert torch.equal(found[0], work.opened(Key(3).fold(0)))
 
 
 def test_a_client_sends_rows_of_open_gates_only() -> None:
@@ -354,10 +369,10 @@ def test_a_client_sends_rows_of_open_gates_only() -> None:
         assert opened.shape == (int(alive.sum()),)
         rows = alive.nonzero().flatten()[opened]
         wanted = job.work.params[name][rows].flatten()
-        assert torch.equal(up.values.values[name], wanted)
+        assert torch.equal(up.model.values.values[name], wanted)
     counts = sum(int(opened.sum()) for opened in up.opened.values())
     assert 0 < counts < sum(len(opened) for opened in up.opened.values())
-    assert list(up.dense) == ["0.bias", "2.bias", "5.bias", "7.weight", "7.bias"]
+    assert list(up.model.dense) == ["0.bias", "2.bias", "5.bias", "7.weight", "7.bias"]
 
 
 def test_clients_begin_anew_in_every_round_or_keep_their_moments() -> None:
@@ -394,8 +409,7 @@ def test_with_open_gates_it_is_fedopt_step_for_step(server: Any) -> None:
     adaptive = ServerOptimiser(server, eps=1e-4)
     dense = FedOpt(clients=4, training=Training(batch=8), adaptive=adaptive)
     states: list[Any] = [each.init(server_ctx(task, round=0)) for each in (sparse, dense)]
-    below = {name: part - 1.0 for name, part in states[0].thresholds.items()}
-    states[0] = replace(states[0], thresholds=below)
+    states[0] = replace(states[0], thresholds=states[0].thresholds - 1.0)
     for number in (1, 2, 3):
         ctx = server_ctx(task, round=number)
         for place, method in enumerate((sparse, dense)):
@@ -414,10 +428,10 @@ def test_settings_are_checked_and_presets_are_the_papers() -> None:
         with pytest.raises(ValueError, match="must be"):
             fields.check(toy(**bad))
     presets = {name: each for name, each in METHODS.items() if isinstance(each, FedSparse)}
-    assert {name: each.objective for name, each in presets.items()} == {
-        "fedsparse-low": Objective(5e-7),
-        "fedsparse": Objective(5e-6),
-        "fedsparse-high": Objective(5e-5),
+    assert presets == {
+        "fedsparse-low": FedSparse(lambda0=5e-7),
+        "fedsparse": FedSparse(lambda0=5e-6),
+        "fedsparse-high": FedSparse(lambda0=5e-5),
     }
 
 

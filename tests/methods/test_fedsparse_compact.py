@@ -7,15 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from fedsparse_cases import CLASSES, SIDE, begun, close, net, pictures, pruned, sent, toy
+from fedsparse_cases import (
+    CLASSES,
+    SIDE,
+    begun,
+    close,
+    groups_of,
+    net,
+    pictures,
+    pruned,
+    sent,
+    toy,
+)
 from torch import Tensor, nn
 
-from gossamer import Params, Task
+from gossamer import Params, Task, fields
 from gossamer.accounting import FLOPS, Effort, densities
 from gossamer.engine.client import train
-from gossamer.methods import compacting, gated
-from gossamer.methods.fedsparse import FedSparse
-from gossamer.methods.gatekeeper import Server
+from gossamer.methods.fedsparse import Server
+from gossamer.sparsity import hard_concrete
+from gossamer.submodels import behind, compaction
 from helpers import client_ctx
 
 DEAD = {"0.weight": [1, 3], "2.weight": [0, 2, 5], "5.weight": [0, 1, 2, 5, 8, 9]}
@@ -26,11 +37,15 @@ def moved(state: Server, **changes: Tensor) -> Server:
     return replace(state, params={**state.params, **changes})
 
 
-def both(method: FedSparse, task: Task, state: Server) -> tuple[Any, Any]:
+def with_compact(method: Any, compact: bool) -> Any:
+    return fields.replace(method, {"compact": compact})
+
+
+def both(method: Any, task: Task, state: Server) -> tuple[Any, Any]:
     """What a client comes to, compacted and not."""
     down = sent(method, task, state)
     found = [
-        train(replace(method, compact=compact), client_ctx(task, pictures()), down, None).result
+        train(with_compact(method, compact), client_ctx(task, pictures()), down, None).result
         for compact in (True, False)
     ]
     return found[0], found[1]
@@ -40,13 +55,14 @@ def agree(small: Any, whole: Any, statistics: bool = True) -> None:
     """The same upload, to the precision of float32."""
     for name, opened in small.up.opened.items():
         assert torch.equal(opened, whole.up.opened[name])
-    assert close(small.up.values.values, whole.up.values.values, 2e-5)
-    assert close(small.up.dense, whole.up.dense, 2e-5)
-    assert not statistics or close(small.up.buffers, whole.up.buffers, 2e-5)
+    ours, theirs = small.up.model, whole.up.model
+    assert close(ours.values.values, theirs.values.values, 2e-5)
+    assert close(ours.dense, theirs.dense, 2e-5)
+    assert not statistics or close(ours.buffers, theirs.buffers, 2e-5)
     assert small.metrics == pytest.approx(whole.metrics, rel=1e-4)
 
 
-def shapes(method: FedSparse, task: Task, state: Server) -> dict[str, tuple[int, ...]]:
+def shapes(method: Any, task: Task, state: Server) -> dict[str, tuple[int, ...]]:
     """Of what a client trains."""
     _, work, _ = begun(method, task, state)
     return {name: tuple(tensor.shape) for name, tensor in work.params.items()}
@@ -88,9 +104,9 @@ def test_norms_of_groups_count_weights_that_nothing_reaches(drift: float) -> Non
     method, task = toy(drift=drift, lambda0=1e-3), net(bias=False)
     state = pruned(method, task, DEAD)
     _, work, _ = begun(method, task, state)
-    groups = work.start.groups
-    whole = method.gating.logits(groups.norms(state.params), work.start.raw)[work.places]
-    assert torch.allclose(gated.own_logits(method.gating, work), whole, atol=2e-3)
+    norms = work.part.whole.norms(state.params)
+    whole = hard_concrete.logits(norms, state.thresholds, method.temperature)[work.part.places]
+    assert torch.allclose(work.logits(), whole, atol=2e-3)
     assert float(work.outside.max()) > 0.01
     assert work.sizes.unique().tolist() == [9, 24, 36]
     agree(*both(method, task, state))
@@ -107,7 +123,7 @@ def test_units_with_a_norm_behind_go_if_it_goes_with_them(norm: str) -> None:
     # What batch normalisation would still count of a unit without scale is of no consequence.
     agree(*both(method, task, state), statistics=norm == "group")
     # By itself a norm says something about every channel, so all of them stay.
-    plain = replace(method, gating=replace(method.gating, gate_bias=False))
+    plain = replace(method, gate_bias=False)
     whole = shapes(plain, task, pruned(plain, task, dead))
     assert [whole[name][0] for name in convolutions] == [4, 6]
 
@@ -116,9 +132,10 @@ def test_what_is_left_of_statistics_is_the_same() -> None:
     method, task = toy(gate_bias=True), net("batch")
     first = next(name for name, leaf in task.layout.leaves.items() if leaf.kind == "conv")
     small, whole = both(method, task, pruned(method, task, {first: [1, 3]}))
+    ours, theirs = small.up.model.buffers, whole.up.model.buffers
     for name in ("1.running_mean", "1.running_var"):
         kept = [0, 2]
-        assert torch.allclose(small.up.buffers[name][kept], whole.up.buffers[name][kept], rtol=1e-4)
+        assert torch.allclose(ours[name][kept], theirs[name][kept], rtol=1e-4)
 
 
 class Block(nn.Module):
@@ -174,9 +191,9 @@ def test_a_bias_before_another_function_than_relu_keeps_its_unit() -> None:
         state = pruned(method, task, {"1.weight": [0, 1]})
         state = moved(state, **{"1.bias": torch.zeros(6)})
         down = sent(method, task, state)
-        groups = method.gating.groups(task.layout)
-        held = compacting.pruned_beside(task, groups, down.alive) if gate_bias else {}
-        cut = compacting.plan(task, groups, down.alive, state.params, held)
+        groups = groups_of(method, task)
+        held = behind.pruned_beside(task, groups, down.alive) if gate_bias else {}
+        cut = compaction.plan(task, groups, down.alive, state.params, held)
         assert (6 if cut is None else int(cut.keep["1.weight"].sum())) == left
 
 
@@ -230,8 +247,8 @@ def test_a_model_that_cannot_be_followed_is_trained_as_a_whole() -> None:
     task, method = Task.of(Branching(), torch.zeros(2, 4)), toy()
     state = pruned(method, task, {"one.weight": [0, 5]})
     down = sent(method, task, state)
-    groups = method.gating.groups(task.layout)
-    assert compacting.plan(task, groups, down.alive, state.params, {}) is None
+    groups = groups_of(method, task)
+    assert compaction.plan(task, groups, down.alive, state.params, {}) is None
     with pytest.raises(ValueError, match=r"--gate-bias must know .* in Branching cannot"):
         pruned(toy(gate_bias=True), task, {})
 
@@ -243,9 +260,9 @@ def test_clients_of_a_round_share_the_smaller_task() -> None:
     method, task = toy(), net(bias=False)
     state = pruned(method, task, DEAD)
     (_, first, _), (_, second, _) = (begun(method, task, state) for _ in range(2))
-    assert first.task is second.task is not task
+    assert first.part.task is second.part.task is not task
     other = begun(method, task.copy(), state)[1]
-    assert other.task is not first.task  # a thread has its own
+    assert other.part.task is not first.part.task  # a thread has its own
 
 
 def test_operations_are_counted_for_what_is_left() -> None:
@@ -278,7 +295,7 @@ def test_what_was_not_trained_comes_back_as_it_was() -> None:
     state = pruned(method, task, DEAD)
     ctx, work, batch = begun(method, task, state)
     method.step(ctx, work, batch)
-    found = gated.whole(work)
+    found = work.part.restore(work.params)
     gone = [0, 2, 5]  # filters of the second convolution, four columns each
     columns = [4 * place + pixel for place in gone for pixel in range(4)]
     alive = [3, 4, 6, 7]
@@ -294,11 +311,11 @@ def test_moments_that_clients_keep_are_those_of_the_whole() -> None:
     down = sent(method, task, state)
     ctx = client_ctx(task, pictures())
     small, whole = (
-        train(replace(method, compact=compact), ctx, down, None).result.local
+        train(with_compact(method, compact), ctx, down, None).result.local
         for compact in (True, False)
     )
     assert small.first.shape == (20,) and small.steps == whole.steps == 3
-    alive = method.gating.groups(task.layout).join(down.alive)
+    alive = groups_of(method, task).join(down.alive)
     assert torch.allclose(small.first[alive], whole.first[alive], rtol=1e-2, atol=1e-2)
     again = method.begin(ctx, down, small).work
-    assert torch.equal(again.first, small.first[again.places])
+    assert torch.equal(again.first, small.first[again.part.places])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedsparse_cases import equal, net, paper, pictures, pruned, sent, toy, trained
+from fedsparse_cases import equal, groups_of, net, paper, pictures, pruned, sent, toy, trained
 from flash_cases import Heard
 from torch import Tensor
 
@@ -17,9 +17,10 @@ from gossamer import Client, Ctx, Exchange, Result, Task, config, fields
 from gossamer.accounting import paper_bits
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
-from gossamer.methods import fedsparse
+from gossamer.methods.as_published import fedsparse as variants
 from gossamer.methods.fedsparse import Down, FedSparse, Local, Up
-from gossamer.methods.gated import Work
+from gossamer.methods.parts.sparse_model import SparseModel
+from gossamer.sparsity.gated_training import Work
 from gossamer.wire import Mode, Schema, WireError, decode, dump, encode, pack, unpack
 from helpers import Toy, client_ctx, mlp, server_ctx
 
@@ -44,10 +45,10 @@ def reply(method: FedSparse, task: Task, down: Down, shut: dict[str, range]) -> 
     """A client's answer without training, with gates that are open for certain but for a few."""
     ctx = blank(task)
     work = method.begin(ctx, down, None).work
-    places = torch.zeros(work.start.groups.total, dtype=torch.bool)
-    for name, part in work.start.groups.split(places).items():
+    places = torch.zeros(work.part.whole.total, dtype=torch.bool)
+    for name, part in work.part.whole.split(places).items():
         part[list(shut.get(name, ()))] = True
-    work.raw = torch.where(places[work.places], 30.0, -30.0)
+    work.raw = torch.where(places[work.part.places], 30.0, -30.0)
     return method.finish(ctx, work).up
 
 
@@ -141,7 +142,7 @@ def test_thresholds_are_never_rounded() -> None:
     half = Mode.parse("f16")
     found = decode(encode(told, Schema.of(told), half), Schema.of(told), half)
     assert equal(found.thresholds.values, told.thresholds.values)
-    assert not equal(found.values.values, told.values.values)
+    assert not equal(found.model.values.values, told.model.values.values)
 
 
 def test_a_layer_without_any_group_left_still_travels() -> None:
@@ -149,7 +150,7 @@ def test_a_layer_without_any_group_left_still_travels() -> None:
     state = pruned(method, task, {"0.weight": range(4), "5.weight": range(10)})
     told = sent(method, task, state)
     found = decode(encode(told, Schema.of(told)), Schema.of(told))
-    assert dump(found) == dump(told) and found.values.values["0.weight"].numel() == 0
+    assert dump(found) == dump(told) and found.model.values.values["0.weight"].numel() == 0
     result = trained(method, task, state)
     answer = result.up
     again = decode(encode(answer, Schema.of(answer)), Schema.of(answer))
@@ -166,16 +167,16 @@ def test_a_layer_without_any_group_left_still_travels() -> None:
 def test_weights_travel_as_their_masks_have_them(settings: dict[str, object]) -> None:
     """Whole slices, in the order of the tensor, however it is laid out; nothing, some, and all."""
     method, task = toy(**settings), net()
-    groups, state = method.gating.groups(task.layout), method.init(server_ctx(task, round=0))
+    groups, state = groups_of(method, task), method.init(server_ctx(task, round=0))
     params = task.own(state.params)  # filters are laid out with their channels last
-    draw, names = gs.Key(3).generator(), groups.names
+    draw, names, alive = gs.Key(3).generator(), groups.names, groups.split(state.alive)
     for share in (0.0, 0.5, 1.0):
-        kept = {n: torch.rand(a.shape, generator=draw) < share for n, a in state.alive.items()}
-        masks = groups.masks(groups.join(kept), {name: params[name].shape for name in names})
+        kept = {n: torch.rand(a.shape, generator=draw) < share for n, a in alive.items()}
+        masks = groups.masks(groups.join(kept), params)
         wanted = pack({name: params[name] for name in names}, masks)
-        found = fedsparse._values(groups, params, kept)
+        found = groups.pack(params, kept)
         assert found.shapes == wanted.shapes and equal(found.values, wanted.values)
-        back = fedsparse._weights(server_ctx(task), groups, kept, found)
+        back = groups.unpack(found, kept, wanted)
         assert equal(back, unpack(wanted, masks))
 
 
@@ -194,12 +195,13 @@ def test_a_clients_own_model_is_what_it_sent_last() -> None:
     shut = 0
     for name, opened in done.up.opened.items():
         alive = down.alive[name].nonzero().flatten()
-        assert torch.equal(own[name][alive[opened]].flatten(), done.up.values.values[name])
+        assert torch.equal(own[name][alive[opened]].flatten(), done.up.model.values.values[name])
         assert not own[name][alive[~opened]].any()
         shut += int((~opened).sum())
     assert shut > 0 and not own[layers[0]][2].any()
-    for name in (*down.dense, *down.buffers):
-        assert torch.equal(own[name], {**done.up.dense, **done.up.buffers}[name])
+    model = done.up.model
+    for name in (*down.model.dense, *down.model.buffers):
+        assert torch.equal(own[name], {**model.dense, **model.buffers}[name])
 
 
 def test_clients_that_are_to_have_the_global_model_keep_nothing() -> None:
@@ -207,7 +209,7 @@ def test_clients_that_are_to_have_the_global_model_keep_nothing() -> None:
     state = method.init(server_ctx(task, round=0))
     assert trained(method, task, state).local is None
     kept = trained(toy(personal_model="global", client_moments="keep"), task, state).local
-    assert isinstance(kept, Local) and kept.steps == 3 and not kept.dense
+    assert isinstance(kept, variants.Local) and kept.steps == 3 and not kept.model.dense
     assert method.model(server_ctx(task), state, kept) is state.params
 
 
@@ -246,16 +248,20 @@ def gates(change: Callable[[Tensor], Tensor]) -> Callable[[Up], Up]:
     return lambda up: replace(up, opened={name: change(each) for name, each in up.opened.items()})
 
 
-def values(change: Callable[[Tensor], Tensor]) -> Callable[[Up], Up]:
-    def lie(up: Up) -> Up:
-        changed = {name: change(each) for name, each in up.values.values.items()}
-        return replace(up, values=replace(up.values, values=changed))
+def model(change: Callable[[SparseModel], SparseModel]) -> Callable[[Up], Up]:
+    return lambda up: replace(up, model=change(up.model))
 
-    return lie
+
+def values(change: Callable[[Tensor], Tensor]) -> Callable[[Up], Up]:
+    def lie(sent: SparseModel) -> SparseModel:
+        changed = {name: change(each) for name, each in sent.values.values.items()}
+        return replace(sent, values=replace(sent.values, values=changed))
+
+    return model(lie)
 
 
 def dense(**changes: Tensor) -> Callable[[Up], Up]:
-    return lambda up: replace(up, dense={**up.dense, **changes})
+    return model(lambda sent: replace(sent, dense={**sent.dense, **changes}))
 
 
 LIES: dict[str, Callable[[Up], Up]] = {
@@ -273,7 +279,7 @@ LIES: dict[str, Callable[[Up], Up]] = {
     "a stretched bias": dense(**{"0.bias": torch.ones(1)}),
     "a precise bias": dense(**{"0.bias": torch.ones(8).double()}),
     "an unknown tensor": dense(**{"9.bias": torch.ones(8)}),
-    "unknown statistics": lambda up: replace(up, buffers={"0.bias": torch.ones(8)}),
+    "unknown statistics": model(lambda sent: replace(sent, buffers={"0.bias": torch.ones(8)})),
 }
 EVERYBODY = len(LIES) + 3
 

@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from fedsparse_cases import close, equal, net, pruned, sent, toy, trained
+from fedsparse_cases import (
+    close,
+    equal,
+    groups_of,
+    net,
+    prune,
+    pruned,
+    sent,
+    theta,
+    toy,
+    trained,
+    with_thresholds,
+)
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from gossamer import Client, Exchange, Key, Params, Task
-from gossamer.methods.fedsparse import Down, FedSparse, Up
-from gossamer.methods.gatekeeper import Server, theta
+from gossamer.methods.fedsparse import Down, Server, Up
 from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
 from gossamer.wire import dump, pack
 from helpers import server_ctx
@@ -34,19 +46,19 @@ def line(weights: Sequence[Sequence[float]]) -> Task:
     return Task.of(layer, torch.zeros(2, rows.shape[1], dtype=DOUBLE))
 
 
-def state_of(method: FedSparse, task: Task, weights: Tensor, thresholds: Tensor) -> Server:
+def state_of(method: Any, task: Task, weights: Tensor, thresholds: Tensor) -> Server:
     """All groups alive, with thresholds as they are after softplus."""
-    state = method.init(server_ctx(task, round=0))
-    raw = torch.log(torch.expm1(thresholds))
-    return replace(state, params={"weight": weights}, thresholds={"weight": raw})
+    state: Server = method.init(server_ctx(task, round=0))
+    raw = torch.log(torch.expm1(thresholds)).flatten()
+    return replace(state, params={"weight": weights}, thresholds=raw)
 
 
-def answer(method: FedSparse, task: Task, state: Server, opened: Tensor, values: Tensor) -> Any:
+def answer(method: Any, task: Task, state: Server, opened: Tensor, values: Tensor) -> Any:
     """An exchange in which a client opened these groups, and has these weights."""
     down = sent(method, task, state)
-    groups = method.gating.groups(task.layout)
-    masks = groups.masks(opened.flatten(), {"weight": values.shape})
-    up = Up({"weight": opened[state.alive["weight"]]}, pack({"weight": values}, masks), {}, {})
+    masks = groups_of(method, task).masks(opened.flatten(), {"weight": values})
+    model = SparseModel(pack({"weight": values}, masks), {}, {})
+    up = Up({"weight": opened.flatten()[state.alive]}, model)
     return Exchange(Client(0, 10), down, up)
 
 
@@ -57,7 +69,7 @@ OPENED = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 1]]).bool()
 SENT = torch.tensor([[0.51, -0.47, 0], [0.48, 0, 0], [0, -0.5, 0.52]], dtype=DOUBLE)
 
 
-def three(**changes: Any) -> tuple[FedSparse, Task, Server, list[Exchange[Down, Up]]]:
+def three(**changes: Any) -> tuple[Any, Task, Server, list[Exchange[Down, Up]]]:
     """Single weights with gates, and three clients."""
     method = toy(**{"granularity": "weights", "gate_head": "gated", "theta0": 0.6, **changes})
     task = line(WEIGHTS.tolist())
@@ -73,19 +85,19 @@ def test_a_step_of_the_server() -> None:
     """O2: sums over clients, Adam on weights, Adamax on thresholds; then the third is pruned."""
     method, task, state, exchanges = three(reduction="sum")
     found = method.merge(server_ctx(task), state, exchanges)
-    raw = found.thresholds["weight"]
-    assert raw[0].tolist() == pytest.approx([-0.4440233667, -0.4452955852, -0.4214818719], abs=2e-9)
+    raw = found.thresholds
+    assert raw.tolist() == pytest.approx([-0.4440233667, -0.4452955852, -0.4214818719], abs=2e-9)
     weights = vector(0.499000001, -0.4970000004, 0.5021999995)
     assert found.params["weight"][0, :2].tolist() == pytest.approx(weights[:2].tolist(), abs=2e-10)
-    shares = torch.sigmoid(hard_concrete.logits(weights.abs(), raw[0], 1e-3))
+    shares = torch.sigmoid(hard_concrete.logits(weights.abs(), raw, 1e-3))
     assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
-    assert found.alive["weight"].tolist() == [[True, True, False]]
+    assert found.alive.tolist() == [True, True, False]
     assert found.params["weight"][0, 2] == 0
     # Without pruning the third has its weight, too.
     method, task, state, exchanges = three(reduction="sum", prune_below=0.0)
     found = method.merge(server_ctx(task), state, exchanges)
     assert found.params["weight"][0].tolist() == pytest.approx(weights.tolist(), abs=2e-10)
-    shares = theta(method.gating, method.gating.groups(task.layout), found)
+    shares = theta(method, task, found)
     assert shares.tolist() == pytest.approx([0.968315802, 0.871770875, 0.095377932], abs=2e-6)
 
 
@@ -112,7 +124,7 @@ def test_weights_of_groups_go_together() -> None:
     found = method.merge(server_ctx(task), state, [told])
     change = found.params["weight"] - weights
     assert change.flatten().tolist() == pytest.approx([0.01, -0.02, 0, 0], abs=1e-12)
-    moved = found.thresholds["weight"] - state.thresholds["weight"]
+    moved = found.thresholds - state.thresholds
     assert moved.tolist() == pytest.approx([-1e-2, 1e-2], rel=1e-6)
 
 
@@ -123,7 +135,7 @@ def test_sum_and_mean_differ_by_epsilon_alone() -> None:
         found.append(method.merge(server_ctx(task), state, exchanges))
     assert close(found[0].params, found[1].params, 1e-8)
     assert not equal(found[0].params, found[1].params)
-    assert close(found[0].thresholds, found[1].thresholds, 1e-8)
+    assert torch.allclose(found[0].thresholds, found[1].thresholds, rtol=1e-8, atol=1e-8)
 
 
 def test_clients_may_count_by_their_examples() -> None:
@@ -146,8 +158,7 @@ def test_the_closed_step_takes_means_and_shares() -> None:
     found = method.merge(server_ctx(task), state, exchanges)
     means = [(0.51 + 0.48) / 2, (-0.47 - 0.5) / 2, 0.52]
     assert found.params["weight"][0].tolist() == pytest.approx(means, abs=1e-12)
-    groups = method.gating.groups(task.layout)
-    shares = theta(method.gating, groups, found)
+    shares = theta(method, task, found)
     assert shares.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=1e-9)
 
 
@@ -164,7 +175,7 @@ def test_the_closed_step_of_the_published_clients() -> None:
     ]
     found = method.merge(server_ctx(task), state, replies)
     assert found.params["weight"][0].tolist() == pytest.approx([1.05, -0.85], abs=1e-12)
-    shares = theta(method.gating, method.gating.groups(task.layout), found)
+    shares = theta(method, task, found)
     assert shares.tolist() == pytest.approx([2 / 3, 2 / 3], abs=1e-9)
 
 
@@ -172,15 +183,14 @@ def test_the_closed_step_prunes_what_nobody_opens_and_never_is_certain() -> None
     method, task, state, _ = three(server_step="closed", theta0=0.99)
     shut = [answer(method, task, state, torch.tensor([[True, False, True]]), SENT[:1] + 0.1)] * 2
     found = method.merge(server_ctx(task), state, shut)
-    assert found.alive["weight"].tolist() == [[True, False, True]]
-    groups = method.gating.groups(task.layout)
-    assert theta(method.gating, groups, found)[[0, 2]].tolist() == pytest.approx([0.99] * 2)
+    assert found.alive.tolist() == [True, False, True]
+    assert theta(method, task, found)[[0, 2]].tolist() == pytest.approx([0.99] * 2)
     again = method.merge(
         server_ctx(task),
         found,
         [answer(method, task, found, torch.tensor([[True, False, False]]), SENT[:1] + 0.1)],
     )
-    assert again.alive["weight"].tolist() == [[True, False, False]]
+    assert again.alive.tolist() == [True, False, False]
 
 
 # pruning ------------------------------------------------------------------------------------------
@@ -196,10 +206,10 @@ def test_adam_would_move_what_was_set_to_zero() -> None:
     assert float(params["w"]) == pytest.approx(-8.6187e-4, abs=5e-9)
 
 
-def rounds(method: FedSparse, state: Server, count: int, seed: int = 0) -> list[Server]:
+def rounds(method: Any, state: Server, count: int, seed: int = 0) -> list[Server]:
     """What becomes of a state when clients open gates at random and send noise."""
     task, draw = net(), Key(seed).generator()
-    groups = method.gating.groups(task.layout)
+    groups = groups_of(method, task)
     found = [state]
     for number in range(1, count + 1):
         ctx, state = server_ctx(task, round=number), found[-1]
@@ -213,14 +223,10 @@ def rounds(method: FedSparse, state: Server, count: int, seed: int = 0) -> list[
                 n: tensor + 0.1 * torch.randn(tensor.shape, generator=draw)
                 for n, tensor in state.params.items()
             }
-            shapes = {name: noise[name].shape for name in groups.names}
-            masks = groups.masks(groups.join(opened), shapes)
-            up = Up(
-                {n: opened[n][alive] for n, alive in down.alive.items()},
-                pack({name: noise[name] for name in groups.names}, masks),
-                {name: noise[name] for name in down.dense},
-                {},
-            )
+            masks = groups.masks(groups.join(opened), noise)
+            packed = pack({name: noise[name] for name in groups.names}, masks)
+            model = SparseModel(packed, {name: noise[name] for name in down.model.dense}, {})
+            up = Up({n: opened[n][alive] for n, alive in down.alive.items()}, model)
             exchanges.append(Exchange(Client(id, 10), down, up))
         found.append(method.merge(ctx, state, exchanges))
     return found
@@ -233,33 +239,26 @@ def rows(params: Params) -> Tensor:
     return torch.cat([params[name][places].flatten() for name, places in DEAD.items()])
 
 
-def gone(method: FedSparse, state: Server) -> Server:
-    """A state after its thresholds rose above some groups."""
-    high = {name: part.clone() for name, part in state.thresholds.items()}
-    for name, places in DEAD.items():
-        high[name][places] = 30.0
-    groups, moved = method.gating.groups(net().layout), replace(state, thresholds=high)
-    return method.gatekeeper.pruned(server_ctx(net()), method.gating, groups, moved)
+def of_dead(vector: Tensor) -> Tensor:
+    """The entries of the groups that are to be pruned."""
+    parts = groups_of(toy(), net()).split(vector)
+    return torch.cat([parts[name][places] for name, places in DEAD.items()])
 
 
 def test_pruned_groups_stay_zero_for_fifty_rounds() -> None:
-    method = toy()
-    busy = rounds(method, method.init(server_ctx(net(), round=0)), 2)[-1]
-    assert rows(busy.moments.first).all() and rows(busy.threshold_first).all()
-    state = gone(method, busy)
+    method, task = toy(), net()
+    busy = rounds(method, method.init(server_ctx(task, round=0)), 2)[-1]
+    assert rows(busy.moments.first).all() and of_dead(busy.first).all()
+    state = prune(method, task, with_thresholds(method, task, busy, DEAD, 30.0))
     # Thresholds of nearly nothing: by their probability alone these groups would be alive.
-    low = {name: part.clone() for name, part in state.thresholds.items()}
-    for name, places in DEAD.items():
-        low[name][places] = -10.0
-    history = rounds(method, replace(state, thresholds=low), 50)
+    low = with_thresholds(method, task, state, DEAD, -10.0)
+    history = rounds(method, low, 50)
     for after in history:
         assert not rows(after.params).any()
-        moments = (after.moments.first, after.moments.second)
-        for each in (*moments, after.threshold_first, after.threshold_second):
-            assert not rows(each).any()
-        for name, places in DEAD.items():
-            assert not after.alive[name][places].any()
-            assert torch.equal(after.thresholds[name][places], low[name][places])
+        assert not rows(after.moments.first).any() and not rows(after.moments.second).any()
+        assert not of_dead(after.first).any() and not of_dead(after.second).any()
+        assert not of_dead(after.alive).any()
+        assert torch.equal(of_dead(after.thresholds), of_dead(low.thresholds))
     assert not equal(history[-1].params, history[0].params)
 
 
@@ -268,38 +267,34 @@ def test_moments_that_are_kept_may_bring_groups_back() -> None:
     method = toy(dead_moments="keep")
     state = pruned(method, net(), DEAD)
     assert not rows(state.params).any()
-    low = {name: torch.full_like(part, -10.0) for name, part in state.thresholds.items()}
+    low = torch.full_like(state.thresholds, -10.0)
     after = rounds(method, replace(state, thresholds=low), 1)[-1]
-    assert all(bool(after.alive[name][places].all()) for name, places in DEAD.items())
+    assert of_dead(after.alive).all()
 
 
 def test_moments_that_are_kept_do_not_bring_back_groups_below_a_threshold() -> None:
-    method = toy(dead_moments="keep")
-    busy = rounds(method, method.init(server_ctx(net(), round=0)), 3)[-1]
+    method, task = toy(dead_moments="keep"), net()
+    busy = rounds(method, method.init(server_ctx(task, round=0)), 3)[-1]
     assert rows(busy.moments.first).all()
-    high = {name: part.clone() for name, part in busy.thresholds.items()}
-    for name, places in DEAD.items():
-        high[name][places] = 3.0
-    for after in rounds(method, replace(busy, thresholds=high), 4)[1:]:
+    for after in rounds(method, with_thresholds(method, task, busy, DEAD, 3.0), 4)[1:]:
         assert not rows(after.params).any() and rows(after.moments.first).all()
-        assert rows(after.threshold_first).all()
+        assert of_dead(after.first).all()
 
 
 def test_groups_are_pruned_at_the_probability_asked_for() -> None:
     method = toy(prune_below=0.3)
     state = method.init(server_ctx(net(), round=0))
-    groups = method.gating.groups(net().layout)
+    groups = groups_of(method, net())
     shares = torch.linspace(0.2, 0.4, groups.total)
     raw = hard_concrete.thresholds_for(groups.norms(state.params), shares, 1e-3)
-    moved = replace(state, thresholds=groups.split(raw))
-    found = method.gatekeeper.pruned(server_ctx(net()), method.gating, groups, moved)
-    alive = groups.join(found.alive)
+    alive = prune(method, net(), replace(state, thresholds=raw)).alive
     near = (shares - 0.3).abs() < 2e-3
     assert torch.equal(alive[~near], (shares > 0.3)[~near])
 
 
-def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
-    method = toy()
+@pytest.mark.parametrize("dead_moments", ["drop", "keep"])
+def test_a_round_in_which_nobody_answers_changes_nothing(dead_moments: str) -> None:
+    method = toy() if dead_moments == "drop" else toy(dead_moments=dead_moments)
     state = pruned(method, net(), DEAD)
     assert dump(method.merge(server_ctx(net()), state, [])) == dump(state)
 
@@ -311,7 +306,7 @@ def test_biases_and_norms_go_with_their_groups(norm: str) -> None:
     dead = {layers[0]: [1, 2], layers[1]: [0]}
     state = pruned(method, task, dead)
     free = pruned(toy(), task, dead)
-    up = trained(method, task, state).up
+    dense = trained(method, task, state).up.model.dense
     for layer, places in dead.items():
         number = int(layer.partition(".")[0])
         beside = [f"{number}.bias"]
@@ -321,9 +316,9 @@ def test_biases_and_norms_go_with_their_groups(norm: str) -> None:
             # A shift of a fresh norm is zero anyway.
             shift = name == f"{number + 1}.bias"
             assert shift or free.params[name][places].all()
-            assert not state.params[name][places].any() and not up.dense[name][places].any()
-            others = [place for place in range(len(up.dense[name])) if place not in places]
-            stays = torch.equal(up.dense[name][others], state.params[name][others])
+            assert not state.params[name][places].any() and not dense[name][places].any()
+            others = [place for place in range(len(dense[name])) if place not in places]
+            stays = torch.equal(dense[name][others], state.params[name][others])
             # Batch normalisation takes out what a bias before it adds.
             assert not stays or (norm == "batch" and name == f"{number}.bias")
 
@@ -334,8 +329,7 @@ def test_biases_and_norms_go_with_their_groups(norm: str) -> None:
 def test_all_groups_begin_as_open_as_asked_for() -> None:
     method = toy(theta0=0.95)
     state = method.init(server_ctx(net(), round=0))
-    groups = method.gating.groups(net().layout)
-    shares = theta(method.gating, groups, state)
+    shares = theta(method, net(), state)
     assert torch.allclose(shares, torch.tensor(0.95), atol=1e-3)
 
 
@@ -349,7 +343,7 @@ def test_groups_that_are_too_small_are_told_of_once() -> None:
     with pytest.warns(UserWarning, match="groups are too small .* --temperature") as told:
         state = method.init(server_ctx(net(), round=0))
     assert len(told) == 1
-    least = min(float(softplus(part).min()) for part in state.thresholds.values())
+    least = float(softplus(state.thresholds).min())
     assert least == pytest.approx(1e-6, rel=1e-3)
 
 
@@ -366,15 +360,21 @@ def test_groups_of_zeros_are_refused() -> None:
 # numbers that were rounded on the way -------------------------------------------------------------
 
 
+def with_values(down: Down, values: Params) -> Down:
+    """The message with other weights."""
+    packed = replace(down.model.values, values=values)
+    return replace(down, model=replace(down.model, values=packed))
+
+
 def test_changes_are_counted_from_what_clients_received() -> None:
     method = toy(optimizer="sgd", server_lr=1.0, beta1=0.0, prune_below=0.0)
     task = net()
     state = method.init(server_ctx(task, round=0))
     down = sent(method, task, state)
-    rounded = {name: each.half().float() for name, each in down.values.values.items()}
-    received = replace(down, values=replace(down.values, values=rounded))
+    rounded = {name: each.half().float() for name, each in down.model.values.values.items()}
+    received = with_values(down, rounded)
     opened = {name: torch.ones_like(alive) for name, alive in down.alive.items()}
-    echo = Up(opened, received.values, down.dense, {})
+    echo = Up(opened, received.model)
     found = method.merge(server_ctx(task), state, [Exchange(Client(0, 10), received, echo)])
     assert equal(found.params, state.params)
 
@@ -384,14 +384,14 @@ def test_probabilities_are_those_of_what_clients_received() -> None:
     method, task = toy(), net()
     state = method.init(server_ctx(task, round=0))
     down = sent(method, task, state)
-    smaller = {name: 0.9 * each for name, each in down.values.values.items()}
-    received = replace(down, values=replace(down.values, values=smaller))
+    smaller = {name: 0.9 * each for name, each in down.model.values.values.items()}
+    received = with_values(down, smaller)
     exchanges = []
     for id, open_ in enumerate((True, False)):
         opened = {name: torch.full_like(alive, open_) for name, alive in down.alive.items()}
         kept = {name: each if open_ else each[:0] for name, each in smaller.items()}
-        up = Up(opened, replace(down.values, values=kept), down.dense, {})
+        up = Up(opened, with_values(down, kept).model)
         exchanges.append(Exchange(Client(id, 10), received, up))
     found = method.merge(server_ctx(task), state, exchanges)
-    for name, raw in found.thresholds.items():
-        assert torch.allclose(raw - state.thresholds[name], torch.tensor(-1e-2), rtol=1e-3)
+    moved = found.thresholds - state.thresholds
+    assert torch.allclose(moved, torch.tensor(-1e-2), rtol=1e-3)

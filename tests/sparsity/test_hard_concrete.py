@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -15,11 +14,11 @@ from torch.nn.functional import logsigmoid, softplus
 
 from gossamer import Key, Layout
 from gossamer.sparsity import hard_concrete
-from gossamer.sparsity.hard_concrete import Groups, HardConcrete, Objective
+from gossamer.sparsity.groups import Grouping, Groups
+from gossamer.sparsity.hard_concrete import HardConcrete
 from paper_models import COLOUR, GREY, layout_of
 
 TEMPERATURE = 1e-3
-LOW, MIDDLE, HIGH = 5e-7, 5e-6, 5e-5
 NATURAL, MATCHED = HardConcrete(), HardConcrete(relaxation="matched")
 SHIFT = -1.5985968485
 
@@ -37,20 +36,18 @@ def raw_of(thresholds: Tensor) -> Tensor:
 
 
 def groups_of(layout: Layout, **settings: Any) -> Groups:
-    return Groups.of(
-        layout, **{"granularity": "groups", "linear_axis": "out", "head": "auto", **settings}
-    )
+    return Grouping(**settings).groups(layout)
 
 
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
         ({}, 32 + 64 + 512),
-        ({"head": "gated"}, 32 + 64 + 512 + 10),
+        ({"gate_head": "gated"}, 32 + 64 + 512 + 10),
         ({"linear_axis": "in"}, 2208),
-        ({"linear_axis": "in", "head": "dense"}, 2208 - 512),
+        ({"linear_axis": "in", "gate_head": "dense"}, 2208 - 512),
         ({"granularity": "weights"}, 878_538 - 618),
-        ({"granularity": "weights", "head": "dense"}, 878_538 - 618 - 5120),
+        ({"granularity": "weights", "gate_head": "dense"}, 878_538 - 618 - 5120),
     ],
 )
 def test_groups_of_lenet(settings: dict[str, Any], count: int) -> None:
@@ -74,7 +71,7 @@ def test_a_model_with_nothing_but_a_head_is_refused_until_that_is_gated() -> Non
     layout = Layout.trace(nn.Linear(3, 2), torch.zeros(2, 3))
     with pytest.raises(ValueError, match="--gate-head gated"):
         groups_of(layout)
-    assert groups_of(layout, head="gated").shapes == ((2,),)
+    assert groups_of(layout, gate_head="gated").shapes == ((2,),)
 
 
 @pytest.fixture
@@ -106,7 +103,7 @@ def test_spreading_is_the_transpose_of_summing(mixed: tuple[Groups, dict[str, Te
     whole = sum(float((tensors[name] * spread[name]).sum()) for name in groups.names)
     assert whole == pytest.approx(float((gates * groups.sums(tensors)).sum()))
     assert torch.equal(groups.join(groups.split(gates)), gates)
-    masks = groups.masks(gates > 0.5, {name: tensor.shape for name, tensor in tensors.items()})
+    masks = groups.masks(gates > 0.5, tensors)
     for name, mask in masks.items():
         assert torch.equal(mask, (spread[name] > 0.5).expand_as(tensors[name]))
 
@@ -258,122 +255,6 @@ def test_draws_have_a_logit_and_come_from_the_key() -> None:
     assert not torch.equal(draws, hard_concrete.draw(Key(2), 1000))
 
 
-# what clients minimise ----------------------------------------------------------------------------
-
-# O4: two groups of two weights.
-SERVER = torch.tensor([[0.3, 0.4], [0.1, -0.2]], dtype=torch.float64)
-CLIENT = torch.tensor([[0.31, 0.40], [0.11, -0.20]], dtype=torch.float64)
-LOGITS = (SERVER.norm(dim=1) - vector(0.499, 0.223)) / TEMPERATURE
-MINE = (CLIENT.norm(dim=1) - vector(0.505, 0.228)) / TEMPERATURE
-SIZES, SQUARES = vector(2, 2), (CLIENT - SERVER).square().sum(1)
-WHOLE = Objective(lambda0=0.01, cross_entropy=0.5, drift=0.1)
-
-
-@pytest.mark.parametrize(
-    ("concrete", "positive", "paid", "crossed"),
-    [
-        (NATURAL, (0.9347366375, 0.8644603309), 0.0359839394, 0.4479273547),
-        (MATCHED, (0.7433086837, 0.5632208685), 0.0261305910, 0.6350370456),
-    ],
-)
-def test_terms_of_the_objective(
-    concrete: HardConcrete, positive: tuple[float, float], paid: float, crossed: float
-) -> None:
-    """O4."""
-    assert LOGITS.tolist() == pytest.approx([1.0, 0.60679775], abs=1e-8)
-    assert MINE.tolist() == pytest.approx([1.0632371552, 0.2542442103], abs=1e-9)
-    found = concrete.positive(concrete.location(MINE))
-    assert found.tolist() == pytest.approx(positive, abs=1e-10)
-
-    def value(objective: Objective) -> float:
-        return float(objective.value(found, SIZES, LOGITS, SQUARES, 2))
-
-    assert value(Objective(0.01, cross_entropy=0)) == pytest.approx(paid, abs=1e-10)
-    assert value(Objective(0.0, cross_entropy=0.5)) == pytest.approx(crossed, abs=1e-10)
-    drift = 0.05 * float((found * SQUARES).sum())
-    assert value(Objective(0.0, cross_entropy=0, drift=0.1)) == pytest.approx(drift, rel=1e-12)
-    assert value(WHOLE) == pytest.approx(paid + crossed + drift, abs=2e-10)
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        Objective(0.01, cross_entropy=0),
-        Objective(0.01, "gate", cross_entropy=0),
-        Objective(0.0, cross_entropy=0.5),
-        Objective(0.0, cross_entropy=0, drift=0.1),
-        Objective(0.0, cross_entropy=0, drift=0.1, drift_factor="whole"),
-        WHOLE,
-        replace(WHOLE, regulariser="per-example"),
-    ],
-)
-def test_what_opening_a_gate_costs_is_the_slope_of_the_objective(objective: Objective) -> None:
-    """By finite differences: every term has the sign of a loss."""
-    positive, examples, tiny = vector(0.7, 0.4), 5, 1e-6
-    price = objective.price(SIZES, LOGITS, examples)
-    price = price + objective.strength(examples) / 2 * SQUARES
-    for group in range(2):
-        step = tiny * torch.eye(2, dtype=torch.float64)[group]
-        ends = [
-            objective.value(positive + sign * step, SIZES, LOGITS, SQUARES, examples)
-            for sign in (1, -1)
-        ]
-        slope = float(ends[0] - ends[1]) / (2 * tiny)
-        assert slope == pytest.approx(float(price[group]), rel=1e-6)
-
-
-def test_signs_of_the_terms() -> None:
-    """Open gates pay; the server's open gates are cheap; the cross-entropy is never negative."""
-    assert (Objective(0.01, cross_entropy=0).price(SIZES, LOGITS, 1) > 0).all()
-    crossed = Objective(0.0, cross_entropy=0.5)
-    assert (crossed.price(SIZES, LOGITS, 1) < 0).all()
-    assert (crossed.price(SIZES, -LOGITS, 1) > 0).all()
-    for share in (0.0, 0.3, 1.0):
-        assert float(crossed.value(vector(share, share), SIZES, LOGITS, SQUARES, 1)) > 0
-
-
-def test_readings_of_the_paper_scale_the_terms() -> None:
-    positive = vector(0.7, 0.4)
-
-    def value(**changes: Any) -> float:
-        found = replace(WHOLE, **changes)
-        return float(found.value(positive, SIZES, LOGITS, SQUARES, 20))
-
-    assert value(regulariser="per-example") == pytest.approx(value() / 20)
-    drift = 0.05 * float((positive * SQUARES).sum())
-    assert value(drift_factor="whole") - value() == pytest.approx(drift)
-    assert value() - value(lambda0_per="gate") == pytest.approx(0.01 * 1.1)
-
-
-@pytest.mark.parametrize(
-    ("weights", "signs"),
-    [
-        (75, "--+"),
-        (800, "-++"),
-        (1600, "+++"),
-        (25, "--+"),
-        (27, "--+"),
-        (144, "-++"),
-        (288, "-++"),
-        (576, "-++"),
-    ],
-)
-def test_which_groups_the_first_gates_push_shut(weights: int, signs: str) -> None:
-    """The price of an open gate changes its sign where the logit is `lambda0 * size / c`."""
-    first = vector(math.log(99))
-    for lambda0, sign in zip((LOW, MIDDLE, HIGH), signs, strict=True):
-        price = float(Objective(lambda0).price(vector(weights), first, 1))
-        assert (price > 0) == (sign == "+")
-        turning = vector(lambda0 * weights / 1e-4)
-        assert float(Objective(lambda0).price(vector(weights), turning, 1)) == pytest.approx(0)
-
-
-def test_gates_that_pay_once_are_never_pushed_shut_at_first() -> None:
-    """Which is why the price is one of weights: the paper's three would make no difference."""
-    price = Objective(HIGH, "gate").price(vector(1600), vector(math.log(99)), 1)
-    assert float(price) < 0
-
-
 # the server's step --------------------------------------------------------------------------------
 
 # O2: three single weights, three clients.
@@ -423,42 +304,6 @@ def test_without_a_stop_the_gates_would_drown_the_weights() -> None:
     gates = (OPENED * logsigmoid(logits) + (1 - OPENED) * logsigmoid(-logits)).sum()
     (extra,) = torch.autograd.grad(gates, weights)
     assert (wanted + extra).tolist() == pytest.approx([132.612, -1193.150, -1004.545], abs=1e-3)
-
-
-# closed forms -------------------------------------------------------------------------------------
-
-
-def combined(gates: Tensor, weights: Tensor, old: float = 0.5) -> float:
-    change = (gates * (weights - old)).sum()
-    return float(hard_concrete.mean_of_open(vector(old), change, gates.sum()))
-
-
-def test_the_mean_of_open_weights() -> None:
-    """O5 with gates: clients count where they have a weight open."""
-    clients = torch.tensor([[1.2, -1.0], [0.9, -0.6], [1.2, -1.1]], dtype=torch.float64)
-    gates = torch.tensor([[1, 0], [1, 1], [0, 1]], dtype=torch.float64)
-    found = [combined(gates[:, place], clients[:, place]) for place in range(2)]
-    assert found == pytest.approx([1.05, -0.85], abs=1e-12)
-
-
-def test_the_ratio_of_means_is_not_the_mean_of_ratios() -> None:
-    """O10: equation 10, and equation 13 over all draws in which somebody has it open."""
-    shares, weights = vector(0.9, 0.1), vector(0.0, 1.0)
-    assert combined(shares, weights) == pytest.approx(0.1, abs=1e-12)
-    mean = total = 0.0
-    for gates in product((0.0, 1.0), repeat=2):
-        if any(gates):
-            chance = math.prod(
-                p if z else 1 - p for p, z in zip(shares.tolist(), gates, strict=True)
-            )
-            mean += chance * combined(vector(*gates), weights)
-            total += chance
-    assert mean / total == pytest.approx(0.055 / 0.91, abs=1e-9)
-    assert mean / total == pytest.approx(0.0604396, abs=5e-8)
-
-
-def test_what_nobody_has_open_stays() -> None:
-    assert combined(vector(0, 0), vector(3, 4), old=0.25) == 0.25
 
 
 def test_every_function_keeps_float32() -> None:

@@ -120,15 +120,15 @@ class FedSparseVariants:
     def ascend(
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
     ) -> Server | None:
-        clients = count()  # advances with every reply
-        ascents = self.pure.ascents(ctx, state, exchanges)
-        mean = merge.mean(ascent for ascent, _ in zip(ascents, clients, strict=False))
-        if not mean:
+        numbers = count()
+        ascents = zip(self.pure.ascents(ctx, state, exchanges), numbers, strict=False)
+        mean = merge.mean(ascent for ascent, _ in ascents)
+        clients = next(numbers)
+        if not clients:
             return None
-        if self.reduction == "sum":
-            for name in (THRESHOLDS, *state.moments.first):
-                kind = state.thresholds if name == THRESHOLDS else state.params[name]
-                mean[name] = mean[name].to(kind.dtype).mul_(next(clients))
+        for name in (THRESHOLDS, *state.moments.first) if self.reduction == "sum" else ():
+            kind = state.thresholds if name == THRESHOLDS else state.params[name]
+            mean[name] = mean[name].to(kind.dtype).mul_(clients)
         return self.pure.ascend(state, mean)
 
     def closed(
@@ -204,8 +204,7 @@ class FedSparseVariants:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = self.pure.finish(ctx, work)
-        term = self.scale(ctx) * self.with_factor.regulariser(work, self.paid(work))
-        metrics = {**done.metrics, "regulariser": float(term)}
+        metrics = {**done.metrics, "regulariser": float(self.value(ctx, work))}
         return Result(done.up, self.local(work, done.local), done.masks, metrics=metrics)
 
     def local(self, work: Work, sent: fedsparse.Local | None) -> Local | None:
@@ -218,6 +217,10 @@ class FedSparseVariants:
             second = second.index_copy(0, work.part.places, work.second.cpu())
         opened, model = (sent.opened, sent.model) if sends and sent else ({}, NOTHING)
         return Local(opened, model, first, second, work.steps if keeps else 0)
+
+    def value(self, ctx: Ctx, work: Work) -> Tensor:
+        """The terms beside the loss of the data."""
+        return self.scale(ctx) * self.with_factor.regulariser(work, self.paid(work))
 
     def scale(self, ctx: Ctx) -> float:
         """The factor of all terms beside the loss."""
