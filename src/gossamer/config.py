@@ -109,8 +109,7 @@ class Config:
             seed=wish.division_seed,
             least=None if wish.least < 0 else wish.least,
             valid=wish.valid,
-            scale=wish.scale,
-            augment=wish.augment,
+            inputs=data.Inputs(wish.scale, wish.augment),
             budgets=wish.budgets or None,
         )
 

@@ -288,15 +288,13 @@ def _change(ctx: Ctx, learning: Learning, work: Work, batch: Batch, group: int) 
         removed = {name: min(n, weights[name].numel() - kept[name]) for name, n in pruned.items()}
         by = slopes or (momentum if learning.growth == "momentum" else key)
         return sparsity.regrow_in_groups(by, weights, work.masks, removed, group)
+    how = sparsity.Regrowth(learning.redistribution, learning.growth, learning.exact, work.carry)
     return sparsity.evolve(
         key,
         weights,
         work.masks,
         rate,
-        exact=learning.exact,
-        carry=work.carry,
-        redistribution=learning.redistribution,
-        growth=learning.growth,
+        how,
         momentum=momentum,
         gradient=slopes,
         among=sparsity.inactive(work.frozen) if work.frozen else None,
