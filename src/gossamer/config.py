@@ -123,8 +123,7 @@ class Config:
             seed=experiment.division_seed,
             least=None if experiment.least < 0 else experiment.least,
             valid=experiment.valid,
-            scale=experiment.scale,
-            augment=experiment.augment,
+            inputs=data.Inputs(experiment.scale, experiment.augment),
             budgets=experiment.budgets or None,
         )
 

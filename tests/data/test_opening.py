@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.data import SOURCES, Tensors, federation, get, ls
+from gossamer.data import SOURCES, Inputs, Tensors, federation, get, ls
 
 
 def test_the_embedded_set_needs_nothing() -> None:
@@ -88,4 +88,4 @@ def test_an_embedded_set_is_got_without_a_network() -> None:
 
 def test_synthetic_data_cannot_be_augmented() -> None:
     with pytest.raises(ValueError, match="no pictures"):
-        federation("synthetic", augment=True)
+        federation("synthetic", inputs=Inputs(augment=True))

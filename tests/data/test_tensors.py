@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.core import Key
-from gossamer.data import Arrays, Federation, Images, Index, Labels, Tensors, federation
+from gossamer.data import Arrays, Federation, Images, Index, Inputs, Labels, Tensors, federation
 from gossamer.data.tensors import hold_out
 
 
@@ -27,7 +27,7 @@ def test_it_is_a_federation() -> None:
 
 def test_images_are_channels_last_floats_with_their_own_pixels() -> None:
     arrays = colours()
-    made = federation(arrays, pool=5, scale="raw")
+    made = federation(arrays, pool=5, inputs=Inputs("raw"))
     assert isinstance(made, Tensors)
     x = made.client(2).train.x
     assert x.dtype == torch.float32
@@ -39,14 +39,14 @@ def test_images_are_channels_last_floats_with_their_own_pixels() -> None:
 
 def test_scales() -> None:
     raw, unit, normal = (
-        federation(colours(), pool=5, scale=scale).client(0).train.x
+        federation(colours(), pool=5, inputs=Inputs(scale)).client(0).train.x
         for scale in ("raw", "unit", "normalised")
     )
     assert torch.allclose(unit, raw / 255, atol=1e-6)
     mean, std = (torch.tensor(v)[:, None, None] for v in ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
     assert torch.allclose(normal, (raw / 255 - mean) / std, atol=1e-5)
     with pytest.raises(ValueError, match="no scale 'dark'; use one of normalised, unit, raw"):
-        federation(colours(), pool=5, scale="dark")  # type: ignore[arg-type]
+        federation(colours(), pool=5, inputs=Inputs("dark"))  # type: ignore[arg-type]
 
 
 def test_a_clients_test_data_are_rows_of_the_servers() -> None:
@@ -101,7 +101,7 @@ def test_valid_must_leave_something_to_train_on() -> None:
 
 def test_augmentation_is_there_when_asked_for() -> None:
     assert federation(colours(), pool=5).augment is None
-    change = federation(colours(), pool=5, augment=True).augment
+    change = federation(colours(), pool=5, inputs=Inputs(augment=True)).augment
     assert change is not None
     x = federation(colours(), pool=5).client(0).train.x
     assert change(x, Key(0)).shape == x.shape
@@ -115,8 +115,7 @@ def test_padding_is_black_whatever_the_scale() -> None:
         made = federation(
             Arrays("dark", kind, dark, dark, Labels(zeros, zeros, 1)),
             pool=1,
-            scale=scale,  # type: ignore[arg-type]
-            augment=True,
+            inputs=Inputs(scale, augment=True),  # type: ignore[arg-type]
         )
         assert made.augment is not None
         out = made.augment(made.client(0).train.x, Key(0))

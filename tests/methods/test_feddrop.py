@@ -27,7 +27,7 @@ from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
 from gossamer.methods.feddrop import Down, scales
-from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.models import build
 from gossamer.wire import Schema
 from helpers import Toy, batch_of, client_ctx, mlp, same, server_ctx
@@ -118,7 +118,7 @@ def test_messages_are_the_sub_model_and_a_seed_that_no_paper_counts(
 def test_the_defaults_are_the_best_rates_of_the_paper() -> None:
     assert Dropping() == Dropping("inputs", 0.1, 0.5, 0.01)
     assert FedDrop(dropping=Dropping(edge_rate=0.0)) == PAPER
-    assert FedDrop().adaptive == Adaptive("adam", 1e-3, 0.9, 0.999, 1e-8, True, 0.0)
+    assert FedDrop().adaptive == ServerOptimiser("adam", 1e-3, 0.9, 0.999, 1e-8, True, 0.0)
 
 
 # which units ------------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ from gossamer.engine.client import train
 from gossamer.methods import feddrop
 from gossamer.methods.feddrop import Local
 from gossamer.methods.parts.dense_model import Up
-from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.wire import WireError
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 
 HALF = Dropping(axes="units", conv_rate=0.5, linear_rate=0.5)
 NONE = Dropping(conv_rate=0.0, linear_rate=0.0, edge_rate=0.0)
-PLAIN = Adaptive("sgd", server_lr=1.0, beta1=0.0)
+PLAIN = ServerOptimiser("sgd", server_lr=1.0, beta1=0.0)
 """A server that takes the mean as it is."""
 
 
@@ -197,7 +197,7 @@ def test_it_learns() -> None:
         clients=6,
         dropping=replace(HALF, linear_rate=0.25),
         training=Training(epochs=5, batch=8, lr=0.3),
-        adaptive=Adaptive(server_lr=0.1),
+        adaptive=ServerOptimiser(server_lr=0.1),
     )
     options = Options(workers=1, eval_every=6)
     found = gs.run(method, mlp(), Toy(), rounds=6, options=options).accuracy

@@ -26,7 +26,7 @@ from torch.nn.functional import softplus
 
 from gossamer import Client, Exchange, Key, Params, Task
 from gossamer.methods.fedsparse import Down, Server, Up
-from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
 from gossamer.wire import dump, pack
@@ -198,7 +198,7 @@ def test_the_closed_step_prunes_what_nobody_opens_and_never_is_certain() -> None
 
 def test_adam_would_move_what_was_set_to_zero() -> None:
     """O9: five steps of a gradient of 0.01, then zero, then a step of none."""
-    adam = Adaptive()
+    adam = ServerOptimiser()
     params, moments = {"w": vector(1.0)}, adam.start({"w": vector(1.0)})
     for _ in range(5):
         params, moments = adam.step(params, {"w": vector(-0.01)}, moments)

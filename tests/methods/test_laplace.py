@@ -21,7 +21,7 @@ from gossamer.methods import laplace
 from gossamer.methods.laplace import Local, Up, median, received, shrink
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Work
-from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.models import build
 from gossamer.wire import WireError, encode, pack
 from helpers import Toy, batch_of, client_ctx, mlp, normed, same, server_ctx
@@ -66,11 +66,11 @@ def test_the_median_of_equal_weights_is_that_weight_to_the_bit_however_large() -
 
 
 def test_signs_are_summed_and_go_through_the_optimiser() -> None:
-    plain = Adaptive("sgd", server_lr=1.0, beta1=0.0)
+    plain = ServerOptimiser("sgd", server_lr=1.0, beta1=0.0)
     method = Laplace(server="sign", strength=0.3, reduction="sum", adaptive=plain)
     assert merged(method, CLIENTS) == pytest.approx([1.3, -1.0])
     assert merged(replace(method, reduction="mean"), CLIENTS) == pytest.approx([1.1, -1.0])
-    adam = replace(method, adaptive=Adaptive())
+    adam = replace(method, adaptive=ServerOptimiser())
     assert merged(adam, CLIENTS) == pytest.approx([1.001, -1.0], abs=1e-8)
 
 

@@ -39,7 +39,7 @@ from gossamer.methods.mixture import (
 )
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
-from gossamer.methods.parts.server_optimiser import Adaptive
+from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 
 MODELS = ((0.0, 0.0), (1.0, 1.0))
@@ -156,7 +156,7 @@ def test_models_are_the_published_means_of_their_clients(ctx: Ctx) -> None:
 
 
 def test_models_take_the_published_step(ctx: Ctx) -> None:
-    plain = Adaptive("sgd", server_lr=1.0, beta1=0.0)
+    plain = ServerOptimiser("sgd", server_lr=1.0, beta1=0.0)
     method = Mixture(strength=STRENGTH, server="ascent", reduction="sum", adaptive=plain)
     wanted = ((1.7609526410, 1.2379114973), (1 - 1.5364862451, 1 - 0.6134451014))
     merged = method.merge(ctx, state(method), exchanges(CLIENTS))
@@ -165,7 +165,7 @@ def test_models_take_the_published_step(ctx: Ctx) -> None:
     method = replace(method, reduction="mean")
     merged = method.merge(ctx, state(method), exchanges(CLIENTS))
     assert weights(merged)[0] == pytest.approx([each / 3 for each in wanted[0]], abs=5e-10)
-    method = replace(method, adaptive=Adaptive())
+    method = replace(method, adaptive=ServerOptimiser())
     merged = method.merge(ctx, state(method), exchanges(CLIENTS))
     assert weights(merged)[1] == pytest.approx([0.999, 0.999], abs=1e-8)
     assert [each.steps for each in merged.moments] == [1, 1]

@@ -5,7 +5,17 @@
 (20, 10, 2000)
 """
 
-from gossamer.data.arrays import Arrays, Features, Images, Index, Labels, Pool, Split, Tokens
+from gossamer.data.arrays import (
+    Arrays,
+    Features,
+    Images,
+    Index,
+    Inputs,
+    Labels,
+    Pool,
+    Split,
+    Tokens,
+)
 from gossamer.data.download import DownloadError
 from gossamer.data.federation import Augment, Federation
 from gossamer.data.opening import Entry, federation, get, listing, load
@@ -29,6 +39,7 @@ __all__ = [
     "Federation",
     "Images",
     "Index",
+    "Inputs",
     "Labels",
     "Partition",
     "Pool",

@@ -23,6 +23,20 @@ Scale: TypeAlias = Literal["normalised", "unit", "raw"]
 SCALES: tuple[str, ...] = get_args(Scale)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """How stored examples become inputs of a model."""
+
+    scale: Scale = "normalised"
+    """`normalised`, `unit` for [0, 1], or `raw` for 0..255."""
+    augment: bool = False
+    """Whether training images are cropped and mirrored."""
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ValueError(f"no scale {self.scale!r}; use one of {', '.join(SCALES)}")
+
+
 class Rows(Protocol):
     """Examples that an array of row numbers selects; a NumPy array is one."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.core import Key
-from gossamer.data.arrays import Arrays, Scale
+from gossamer.data.arrays import Arrays, Inputs
 from gossamer.data.budgets import deal_budgets
 from gossamer.data.download import Progress, bar, fetch
 from gossamer.data.partitions import parse
@@ -25,20 +25,23 @@ def federation(
     seed: int = 0,
     least: int | None = None,
     valid: float = 0.0,
-    scale: Scale = "normalised",
-    augment: bool = False,
+    inputs: Inputs = Inputs(),
     budgets: str | Sequence[float] | None = None,
 ) -> Tensors | Synthetic:
     """Divides a data set among clients; the same arguments give the same federation anywhere.
 
-    `name` is one of `SOURCES`, `synthetic` or `synthetic:ALPHA,BETA`, a file such as
-    `npz:mine.npz`, `csv:table.csv` or `folder:pictures`, or `Arrays` that you made. `partition` is
-    e.g. `dirichlet:0.2`; left out, it is `natural` for sets with writers or speakers and `iid` for
-    others. `pool` is the number of clients: 100 (500 under `pachinko`, everyone under `natural`)
-    unless given. `least` is the fewest training examples a client may have, `valid` the fraction of
-    them moved to validation. `scale` is `normalised`, `unit` for [0, 1] or `raw` for 0..255.
-    `augment` crops and mirrors training images. `budgets` are densities that clients can afford:
-    shares such as `0.2:40%,0.1:60%`, a CSV file, or numbers that are dealt to the clients.
+    Args:
+        name: One of `SOURCES`, `synthetic` or `synthetic:ALPHA,BETA`, a file such as
+            `npz:mine.npz`, `csv:table.csv` or `folder:pictures`, or `Arrays` that you made.
+        partition: How the data are divided, e.g. `dirichlet:0.2`; by default `natural` for sets
+            with writers or speakers and `iid` for others.
+        pool: The number of clients; by default 100, 500 under `pachinko`, everyone under `natural`.
+        seed: Of the partition, the validation data and the budgets.
+        least: The fewest training examples of a client.
+        valid: The fraction of each client's training examples that is moved to validation.
+        inputs: How stored examples become inputs of the model.
+        budgets: Densities that clients can afford: shares such as `0.2:40%,0.1:60%`, a CSV file, or
+            numbers that are dealt to the clients.
     """
     if pool is not None and pool < 1:
         raise ValueError(f"a pool of {pool} clients is empty; use --pool 1 or more")
@@ -51,7 +54,7 @@ def federation(
                 f"every client of {name} draws its own examples, so {partition!r} cannot divide "
                 f"them; leave out the partition"
             )
-        if augment:
+        if inputs.augment:
             raise ValueError(f"{name} has no pictures to crop and mirror; leave out augment")
         alpha, beta = _numbers(name)
         clients = pool or 100
@@ -64,7 +67,7 @@ def federation(
         partition = source.partition if source else "natural" if arrays.labels.groups else "iid"
     how = parse(partition)
     split = how(arrays.labels, pool, key.fold("partition"), least)
-    return federate(arrays, split, str(how), key, valid, scale, augment, budgets)
+    return federate(arrays, split, str(how), key, valid, inputs, budgets)
 
 
 def load(name: str, key: Key | None = None) -> Arrays:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import SCALES, Arrays, Floats, Index, Ints, Pool, Rows, Scale, Split
+from gossamer.data.arrays import Arrays, Floats, Index, Inputs, Ints, Pool, Rows, Scale, Split
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
 
@@ -105,22 +105,19 @@ def federate(
     partition: str,
     key: Key,
     valid: float = 0.0,
-    scale: Scale = "normalised",
-    augment: bool = False,
+    inputs: Inputs = Inputs(),
     budgets: str | Sequence[float] | None = None,
 ) -> Tensors:
     """The federation that a split of the arrays makes; see `gossamer.data.federation`."""
-    if scale not in SCALES:
-        raise ValueError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
-    change = arrays.kind.augment(scale) if augment else None
-    if augment and change is None:
+    change = arrays.kind.augment(inputs.scale) if inputs.augment else None
+    if inputs.augment and change is None:
         raise ValueError(
             f"{arrays.name} has no augmentation (a mirrored example would not be of its class); "
             f"leave out augment"
         )
     train, held = hold_out(split.train, valid, key.fold("valid"))
     dealt = deal_budgets(budgets, len(split), key.fold("budgets"))
-    return Tensors(arrays, train, held, split.test, dealt, partition, scale, change)
+    return Tensors(arrays, train, held, split.test, dealt, partition, inputs.scale, change)
 
 
 def hold_out(train: Index, fraction: float, key: Key) -> tuple[Index, Index]:

@@ -27,7 +27,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Params,
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
-from gossamer.methods.parts.server_optimiser import Adaptive, Moments, unrounded
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser, unrounded
 from gossamer.optim import Training
 from gossamer.submodels import Cut, trace
 from gossamer.submodels.dropping import Dropping
@@ -69,7 +69,7 @@ class FedDrop:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     dropping: Dropping = Dropping()
-    adaptive: Adaptive = Adaptive()
+    adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
 

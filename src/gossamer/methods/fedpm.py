@@ -22,7 +22,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measure
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.dense_model import Local
-from gossamer.methods.parts.server_optimiser import Adaptive, Moments
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 
@@ -52,7 +52,7 @@ class Up:
 class Work:
     model: masked_training.Work  # with the random weights
     scores: Params
-    adam: Adaptive
+    adam: ServerOptimiser
     moments: Moments
 
 
@@ -118,7 +118,7 @@ class FedPM:
         params = {**self.weights(ctx), **own, **down.buffers}
         # Probabilities that were rounded in transit may be 0 or 1, which have no score.
         scores = ctx.task.own({name: torch.logit(t, 1e-6) for name, t in down.theta.items()})
-        adam = Adaptive("adam", rate, self.beta1, self.beta2, self.eps)
+        adam = ServerOptimiser("adam", rate, self.beta1, self.beta2, self.eps)
         work = Work(masked_training.begin(ctx, params, {}, rate), scores, adam, adam.start(scores))
         return Job(work, self.training.epochs, self.training.batch)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import logsigmoid
 from gossamer import core, merge, optim, sparsity
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
-from gossamer.methods.parts.server_optimiser import Adaptive, Moments
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
@@ -77,7 +77,7 @@ class FedSparse:
     temperature: float = option(1e-3, "difference of norms worth one logit of a gate", above=0)
     theta0: float = option(0.99, "initial probability that a gate is open", above=0, below=1)
     threshold_lr: float = option(1e-3, "clients' learning rate of thresholds (Adamax)", above=0)
-    adaptive: Adaptive = Adaptive()
+    adaptive: ServerOptimiser = ServerOptimiser()
     server_threshold_lr: float = option(1e-2, "server's learning rate of thresholds", above=0)
     prune_below: float = option(0.1, "groups open no more often are pruned", least=0, below=1)
     compact: bool = option(True, "clients train without pruned groups where that is exact")

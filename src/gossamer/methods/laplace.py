@@ -25,7 +25,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Resu
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Work
-from gossamer.methods.parts.server_optimiser import Adaptive, Moments
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
 from gossamer.wire import Packed, pack, unpack
 
@@ -58,7 +58,7 @@ class Laplace:
     server: Literal["median", "sign"] = option(
         "median", "a weight becomes the clients' median, or takes a step along their signs"
     )
-    adaptive: Adaptive = Adaptive()
+    adaptive: ServerOptimiser = ServerOptimiser()
 
     # server ---------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, R
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
-from gossamer.methods.parts.server_optimiser import Adaptive, Moments
+from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
 
 LEAST = 1e-8  # a model with a smaller sum of responsibilities stays as it is
@@ -64,7 +64,7 @@ class Mixture:
     server: Literal["mean", "ascent"] = option(
         "mean", "a model becomes the mean of its clients' models, or takes a step towards them"
     )
-    adaptive: Adaptive = Adaptive()
+    adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
 
     # server ---------------------------------------------------------------------------------------

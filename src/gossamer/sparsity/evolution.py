@@ -52,48 +52,66 @@ def updates_masks(batch: Batch) -> bool:
     return batch.ends_epoch and batch.step + 1 < batch.steps
 
 
+@dataclass(frozen=True)
+class Regrowth:
+    """How pruned weights are regrown."""
+
+    redistribution: Redistribution = "magnitude"
+    """By what layers share the weights that are grown; `none`: each grows what it lost."""
+    growth: Growth = "random"
+    """Which weights of a layer are grown."""
+    exact: bool = True
+    """Whether as many are grown as were pruned; else shares are rounded up as in released code."""
+    carry: Carry = Carry()
+    """What the released code still owes, kept by the caller for the length of a round:
+    `carry = carry.after(intended - sum(count(change.masks).values()))`."""
+
+
 def evolve(
     key: Key,
     params: Params,
     masks: Masks,
     rate: float,
+    how: Regrowth = Regrowth(),
     *,
-    target: int | None = None,
-    exact: bool = True,
-    carry: Carry = Carry(),
-    redistribution: Redistribution = "magnitude",
-    growth: Growth = "random",
     momentum: Params | None = None,
     gradient: Params | None = None,
     among: Masks | None = None,
 ) -> Change:
     """Prunes `rate` of each layer's weights and grows as many, shared among layers by strength.
 
-    `target` weights are active afterwards, by default as many as before. With `exact=False` shares
-    are rounded up as in the released code, and the caller keeps the `carry` of the round:
-    `carry = carry.after(intended - sum(count(change.masks).values()))`. Coordinates outside of
-    `among`, such as frozen ones, are neither grown nor counted as room; active ones must be inside.
+    Args:
+        key: Of random growth.
+        params: The weights.
+        masks: The masks that are evolved.
+        rate: The fraction of each layer's active weights that is pruned.
+        how: How pruned weights are regrown.
+        momentum: Needed where `how` goes by momentum.
+        gradient: Needed for growth by gradient.
+        among: Coordinates outside of it, such as frozen ones, are neither grown nor counted as
+            room; active ones must be inside.
     """
     active = count(masks)
     sizes = {name: mask.numel() for name, mask in masks.items()} if among is None else count(among)
-    strong = _strength(redistribution, params, masks, momentum)
+    strong = _strength(how.redistribution, params, masks, momentum)
     removed = _removals(as_fraction(rate), active, sizes, strong)
-    left = largest(params, counts_after_removal(masks, removed, least=int(exact)), masks, least=0)
+    left = largest(
+        params, counts_after_removal(masks, removed, least=int(how.exact)), masks, least=0
+    )
     remaining = count(left)
     room = {name: sizes[name] - n for name, n in remaining.items()}
     if strong is None:  # every layer gets back what it lost
         strong = {name: Fraction(active[name] - n) for name, n in remaining.items()}
-    if exact:
-        wanted = (sum(active.values()) if target is None else target) - sum(remaining.values())
-        added = whole_numbers(share_out(Fraction(max(wanted, 0)), strong, room))
+    lost = sum(active.values()) - sum(remaining.values())
+    if how.exact:
+        added = whole_numbers(share_out(Fraction(lost), strong, room))
     else:
-        lost = sum(active.values()) - sum(remaining.values())
-        added = _rounded_up(_shares(strong), lost + as_fraction(carry.owed), room)
-    if growth in ("random", "bernoulli"):
-        grown = grow_random(key, left, added, among, bernoulli=growth == "bernoulli")
+        added = _rounded_up(_shares(strong), lost + as_fraction(how.carry.owed), room)
+    if how.growth in ("random", "bernoulli"):
+        grown = grow_random(key, left, added, among, bernoulli=how.growth == "bernoulli")
     else:
-        scores = momentum if growth == "momentum" else gradient
-        grown = grow_largest(_needed(scores, f"growth by {growth}"), left, added, among)
+        scores = momentum if how.growth == "momentum" else gradient
+        grown = grow_largest(_needed(scores, f"growth by {how.growth}"), left, added, among)
     return Change.of(masks, left, grown)
 
 

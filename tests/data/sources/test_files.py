@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gossamer.data import Features, Images, federation, load
+from gossamer.data import Features, Images, Inputs, federation, load
 
 
 def test_npz_of_images(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_npz_of_features_is_split_by_key_and_standardised(tmp_path: Path) -> Non
     made = federation(f"npz:{path}", pool=1).client(0).train.x
     assert made[:, 0].mean().abs() < 1e-5
     assert made[:, 1].tolist() == [0.0] * 40
-    raw = federation(f"npz:{path}", pool=1, scale="raw").client(0).train.x
+    raw = federation(f"npz:{path}", pool=1, inputs=Inputs("raw")).client(0).train.x
     assert raw[:, 1].tolist() == [7.0] * 40
-    other = federation(f"npz:{path}", pool=1, seed=1, scale="raw").client(0).train.x
+    other = federation(f"npz:{path}", pool=1, seed=1, inputs=Inputs("raw")).client(0).train.x
     assert set(raw[:, 0].tolist()) != set(other[:, 0].tolist())
 
 
@@ -106,7 +106,7 @@ def test_folders_with_train_and_test(tmp_path: Path) -> None:
             paint(tmp_path / part / "cat" / f"{number}.png", (200, 0, 0))
             paint(tmp_path / part / "dog" / f"{number}.png", (0, 100, 0), size=(12, 8))
     (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
-    made = federation(f"folder:{tmp_path}", pool=2, scale="raw")
+    made = federation(f"folder:{tmp_path}", pool=2, inputs=Inputs("raw"))
     assert made.test.x.shape == (4, 3, 4, 6)
     assert made.test.y.tolist() == [0, 0, 1, 1]
     assert made.test.x[3].amax(dim=(1, 2)).tolist() == [0, 100, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gossamer.data import Features, Images, Tokens, federation, hugging_face
+from gossamer.data import Features, Images, Inputs, Tokens, federation, hugging_face
 
 
 class Table:
@@ -31,7 +31,7 @@ def pictures(count: int) -> Table:
 def test_pictures_of_two_splits() -> None:
     arrays = hugging_face({"train": pictures(10), "test": pictures(4)})
     assert isinstance(arrays.kind, Images)
-    made = federation(arrays, pool=2, scale="raw")
+    made = federation(arrays, pool=2, inputs=Inputs("raw"))
     assert made.test.x.shape == (4, 3, 3, 4)
     assert made.test.x[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gossamer.data import Tensors, federation
+from gossamer.data import Inputs, Tensors, federation
 from gossamer.data.sources.leaf import read_femnist
 
 
@@ -40,7 +40,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_writers_are_clients(tiny: Path) -> None:
-    made = federation("femnist", scale="raw")
+    made = federation("femnist", inputs=Inputs("raw"))
     assert isinstance(made, Tensors)
     assert made.partition == "natural"
     assert [client.examples for client in made.pool] == [3, 4, 5]

@@ -83,9 +83,6 @@ class ServerOptimiser:
         return first / (second.sqrt() + self.eps)
 
 
-Adaptive = ServerOptimiser
-
-
 def unrounded(found: Params, sent: Params, kept: Params) -> Params:
     """Replies as if the model had not been rounded on its way down.
 
