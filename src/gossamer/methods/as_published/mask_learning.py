@@ -16,7 +16,7 @@ from gossamer.core import Batch, Ctx, Masks
 from gossamer.fields import option
 from gossamer.methods.parts import mask_learning, masked_training, sparse_model
 from gossamer.optim import Training
-from gossamer.sparsity import Carry, Change, Decay, Growth, Redistribution
+from gossamer.sparsity import Carry, Change, Decay, Growth, Redistribution, Regrowth
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,13 @@ def _change(
         shared = (learning.redistribution, momentum)
         removed = sparsity.removals(weights, model.masks, rate, *shared)
         return mask_learning.evolve_in_groups(by, weights, model.masks, removed, group)
+    how = Regrowth(learning.redistribution, learning.growth, learning.exact, work.carry)
     return sparsity.evolve(
         key,
         weights,
         model.masks,
         rate,
-        exact=learning.exact,
-        carry=work.carry,
-        redistribution=learning.redistribution,
-        growth=learning.growth,
+        how,
         momentum=momentum,
         gradient=slopes,
         among=sparsity.inactive(model.frozen) if model.frozen else None,
