@@ -19,8 +19,8 @@ from gossamer.sparsity import (
     Importance,
     Pace,
     adjust,
+    adjustment,
     count,
-    importance,
     largest,
     random_masks,
     worthwhile,
@@ -270,5 +270,5 @@ def test_a_weight_takes_its_products_and_its_way() -> None:
 
 
 def test_the_example_is_true() -> None:
-    found = doctest.testmod(importance)
+    found = doctest.testmod(adjustment)
     assert found.attempted > 0 and found.failed == 0

@@ -17,6 +17,7 @@ Prune half of a layer's weights and regrow where the gradient is largest:
 [0.6000000238418579, -0.5, 0.0, 0.0, 0.0, 0.0]
 """
 
+from gossamer.sparsity.adjustment import Additions, Adjustment, Pace, adjust, worthwhile
 from gossamer.sparsity.algebra import (
     Change,
     Counts,
@@ -62,15 +63,7 @@ from gossamer.sparsity.evolution import (
     updates_masks,
 )
 from gossamer.sparsity.growth import grow_largest, grow_random, readjust
-from gossamer.sparsity.importance import (
-    Additions,
-    Adjustment,
-    Gathered,
-    Importance,
-    Pace,
-    adjust,
-    worthwhile,
-)
+from gossamer.sparsity.importance import Gathered, Importance
 from gossamer.sparsity.n_of_m import (
     drawn_masks,
     group_counts,

@@ -1,0 +1,150 @@
+"""Layers of SWAT: few weights forward, few inputs for the gradient of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+
+from gossamer.sparsity import as_fraction
+from gossamer.sparsity.algebra import magnitudes, ranked
+
+CUTS = "swat_cuts"
+"""The buffer of a sparse layer: from which magnitude on weights count, and from which inputs do."""
+UNKNOWN = -1.0
+"""A cut that is found in the next pass."""
+
+
+def cut(values: Tensor, density: float) -> float:
+    """The magnitude from which on numbers are among the largest, a part `density` of them.
+
+    >>> cut(torch.tensor([3.0, -0.5, 2.0, 0.1]), 0.5)
+    2.0
+    """
+    found = magnitudes(values)
+    if not len(found):
+        return 0.0
+    place = len(found) - max(ceil(as_fraction(density) * len(found)), 1)
+    return ranked(found, place)
+
+
+def above(values: Tensor, least: float) -> Tensor:
+    return values.masked_fill(values.abs() < least, 0)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution moves over its input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class SparseProduct(torch.autograd.Function):
+    """A layer's output by its active weights; `weight` is there for its gradient alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        used: Tensor,
+        bias: Tensor | None,
+        least: float,
+        how: Geometry | None,
+    ) -> Tensor:
+        ctx.save_for_backward(above(x, least), used)
+        ctx.how, ctx.biased = how, bias is not None
+        if how is None:
+            return functional.linear(x, used, bias)
+        none = [0] * len(how.stride)
+        return torch.convolution(
+            x, used, bias, how.stride, how.padding, how.dilation, False, none, how.groups
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, used = ctx.saved_tensors
+        inputs, weights = ctx.needs_input_grad[:2]
+        biases = ctx.biased and ctx.needs_input_grad[3]
+        found: Sequence[Tensor | None]
+        if ctx.how is None:
+            rows = grad.reshape(-1, grad.shape[-1])
+            found = (
+                grad @ used if inputs else None,
+                rows.T @ x.reshape(-1, x.shape[-1]) if weights else None,
+                rows.sum(0) if biases else None,
+            )
+        else:
+            how = ctx.how
+            found = torch.ops.aten.convolution_backward(
+                grad,
+                x,
+                used,
+                [used.shape[0]] if biases else None,
+                how.stride,
+                how.padding,
+                how.dilation,
+                False,
+                [0] * len(how.stride),
+                how.groups,
+                [inputs, weights, biases],
+            )
+        return found[0], found[1], None, found[2], None, None
+
+
+class SparseLayer(nn.Module):
+    """A convolution or linear layer under the same names, with its largest weights and inputs.
+
+    What counts as large is kept in a buffer from one batch to the next; see `forget`.
+    """
+
+    swat_cuts: Tensor
+
+    def __init__(self, layer: nn.Linear | _ConvNd, density: float) -> None:
+        super().__init__()
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.register_buffer(CUTS, torch.full((2,), UNKNOWN))
+        self.density = density
+        self.how: Geometry | None = None
+        self.around: tuple[list[int], str] | None = None
+        if isinstance(layer, _ConvNd):
+            padding = layer.padding
+            if isinstance(padding, str) or layer.padding_mode != "zeros":
+                mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+                self.around = list(layer._reversed_padding_repeated_twice), mode
+                padding = (0,) * len(layer.stride)
+            self.how = Geometry(layer.stride, padding, layer.dilation, layer.groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = above(self.weight.detach(), self._cut(0, self.weight))
+        bias = self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            kind = torch.get_autocast_dtype(x.device.type)
+            x, used = x.to(kind), used.to(kind)
+            bias = None if bias is None else bias.to(kind)
+        # In a test nothing is learned from inputs.
+        least = self._cut(1, x) if self.training else 0.0
+        if self.around is not None:
+            x = functional.pad(x, *self.around)
+        product: Callable[..., Tensor] = SparseProduct.apply
+        return product(x, self.weight, used, bias, least, self.how)
+
+    def _cut(self, place: int, values: Tensor) -> float:
+        if self.training and (known := float(self.swat_cuts[place])) >= 0:
+            return known
+        found = cut(values, self.density)
+        if self.training:
+            self.swat_cuts[place] = found
+        return found

@@ -1,0 +1,112 @@
+"""What layers do to the units that reach them: create, scale, or pad."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from gossamer.models.residual import Pad
+from gossamer.submodels.flow import Call, Flow, Found, Stuck, Units
+from gossamer.submodels.follow import Books, names_of
+
+
+def layer(books: Books, call: Call) -> Found:
+    part = call.part
+    assert isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    weight, bias = names_of(call.path, ("weight", "bias"))
+    count, width = part.weight.shape[:2]
+    if weight not in books.layout.leaves or _shared(books.module, part):
+        raise Stuck(f"{call.label} shares its weight, or computes it")
+    flow = call.found(call.node.args[0]) if call.node.args else None
+    axis = call.value.ndim - 1 if isinstance(part, nn.Linear) else 1
+    if isinstance(flow, Flow) and flow.axis != axis:
+        raise Stuck(f"{call.label} works across them")
+    groups = 1 if isinstance(part, nn.Linear) else part.groups
+    if groups > 1 and (groups, 1) != (count, width):
+        raise Stuck(f"{call.label} works in {groups} groups of channels")
+    if groups > 1 and not isinstance(flow, Flow):
+        raise Stuck(f"{call.label} has a filter for each input, and its inputs stay")
+    if weight not in books.rows:
+        books.layers.append(weight)
+        books.rows[weight] = books.fresh(count)
+        if bias in books.layout.leaves:
+            books.rows[bias] = books.rows[weight]
+    units = books.rows[weight]
+    before = flow.units if isinstance(flow, Flow) else books.given(width)
+    if groups > 1:
+        books.unite(units, before)
+    else:
+        books.bind(books.columns, weight, before)
+    return Flow(units, axis)
+
+
+def _shared(module: nn.Module, part: nn.Module) -> bool:
+    mine = {id(tensor) for tensor in part._parameters.values() if tensor is not None}
+    return any(
+        id(tensor) in mine
+        for other in module.modules()
+        for tensor in other._parameters.values()
+        if other is not part
+    )
+
+
+def norm(books: Books, call: Call) -> Found:
+    part = call.part
+    assert isinstance(part, _NormBase | nn.GroupNorm)
+    # By its own mean, a channel of zeros stays zero; by that of a group or of the past it does not.
+    alone = isinstance(part, _NormBase) and not part.track_running_stats
+    if not part.affine and not alone:
+        raise Stuck(f"{call.label} has no scale and shift to silence them with")
+    found = _beside(books, call)
+    if isinstance(part, nn.GroupNorm):
+        books.norms[call.path] = part.num_groups
+    elif not part.affine:
+        books.bind(books.widths, call.path, _channels(books, call, part.num_features))
+    return found
+
+
+def _beside(books: Books, call: Call) -> Found:
+    """A module with a number for each channel, which goes with its unit."""
+    part = call.part
+    assert part is not None
+    if _shared(books.module, part):
+        raise Stuck(f"{call.label} shares its tensors with another part")
+    for name in names_of(call.path, [*part._parameters, *part._buffers]):
+        if name in books.layout.leaves:
+            count = books.layout[name].shape[0]
+            books.bind(books.rows, name, _channels(books, call, count))
+    return call.found(call.node.args[0]) if call.node.args else None
+
+
+def _channels(books: Books, call: Call, count: int) -> Units:
+    """The units of channels that a module has a number for."""
+    flow = call.found(call.node.args[0]) if call.node.args else None
+    if not isinstance(flow, Flow):
+        return books.given(count)
+    if flow.axis != 1:
+        raise Stuck(f"{call.label} works across them")
+    return flow.units
+
+
+def prelu(books: Books, call: Call) -> Found:
+    assert isinstance(call.part, nn.PReLU)
+    return _beside(books, call) if call.part.num_parameters > 1 else through(books, call)
+
+
+def pad(books: Books, call: Call) -> Found:
+    """Zeros behind the channels: units that go with whatever they are added to."""
+    assert isinstance(call.part, Pad)
+    flow = call.flow
+    if flow.axis != 1:
+        raise Stuck(f"{call.label} works across them")
+    if call.path not in books.widths:
+        more = books.fresh(call.value.shape[1] - len(flow.units))
+        books.widths[call.path] = np.concatenate([flow.units, more])
+    units = books.widths[call.path]
+    books.unite(units[: len(flow.units)], flow.units)
+    return Flow(units, 1)
+
+
+def through(books: Books, call: Call) -> Found:
+    return call.flow
