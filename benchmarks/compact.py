@@ -15,6 +15,7 @@ import torch
 import gossamer as gs
 from gossamer import fields, models, submodels
 from gossamer.core import Batch, Client, Ctx, Data, Examples, Params
+from gossamer.methods.as_published.fedsparse import FedSparseVariants
 from gossamer.optim import sgd
 
 TURNS = 15
@@ -84,29 +85,25 @@ def _fedsparse(name: str, shape: tuple[int, int, int], gate_bias: bool) -> dict[
     """A client's step without what is pruned, over the same with all of it."""
     batch = _batch(shape)
     task = gs.Task.of(models.build(name, shape, 10), batch.x[:2])
-    method = fields.replace(gs.FedSparse(), {"gate_bias": gate_bias})
+    method = FedSparseVariants(gate_bias=gate_bias)
     ctx = Ctx(task, 1, 1, gs.Key(5), gs.Key(6))
     state = method.init(ctx)
     draw = gs.Key(7).generator()
-    raised = {
-        layer: torch.where(torch.rand(part.shape, generator=draw) < PRUNED, 30.0, part)
-        for layer, part in state.thresholds.items()
-    }
-    gating = method.gating
-    pruned = method.gatekeeper.pruned(
-        ctx, gating, gating.groups(task.layout), replace(state, thresholds=raised)
-    )
+    layers = method.pure.groups(ctx).split(state.thresholds).values()
+    chosen = torch.cat([torch.rand(part.shape, generator=draw) < PRUNED for part in layers])
+    raised = torch.where(chosen, 30.0, state.thresholds)
+    pruned = method.prune(ctx, replace(state, thresholds=raised))
     down = method.down(ctx, pruned, Client(0, BATCH))
     own = Examples(batch.x, batch.y)
     here = replace(ctx, data=Data(own, own, own))
     ways: dict[str, Callable[[], None]] = {}
     trained = {}
     for way, compact in (("whole", False), ("compacted", True)):
-        mine = replace(method, compact=compact)
+        mine = fields.replace(method, {"compact": compact})
         work = mine.begin(here, down, None).work
         trained[way] = sum(tensor.numel() for tensor in work.params.values())
 
-        def steps(mine: gs.FedSparse = mine, work: object = work) -> None:
+        def steps(mine: FedSparseVariants = mine, work: object = work) -> None:
             for _ in range(STEPS):
                 mine.step(here, work, batch)  # type: ignore[arg-type]
 

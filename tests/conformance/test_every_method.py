@@ -16,7 +16,7 @@ VARIANTS: dict[str, AnyMethod] = {
     "fedavg-local": fields.replace(METHODS["fedavg"], {"buffers": "local", "momentum": 0.9}),
     "fedopt-local": fields.replace(METHODS["fedopt"], {"buffers": "local", "optimizer": "sgd"}),
     "fedsparse-pruning": fields.replace(
-        METHODS["fedsparse"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
+        METHODS["fedsparse-variants"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
     ),
     "fedtiny-adjusting": fields.replace(METHODS["fedtiny"], {"candidates": 1}),
     "fedprox-clip": fields.replace(METHODS["fedprox"], {"clip": 0.5, "weight_decay": 0.1}),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gossamer.methods.dropping import Dropping
 from torch import Tensor, nn
 
 import gossamer as gs
@@ -26,9 +25,11 @@ from gossamer import (
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
+from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.feddrop import Down, scales
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.models import build
+from gossamer.submodels.dropping import Dropping
 from gossamer.wire import Schema
 from helpers import Toy, batch_of, client_ctx, mlp, same, server_ctx
 
@@ -187,12 +188,12 @@ def test_what_cannot_be_dropped_is_refused_before_the_first_round(
 def test_clients_have_different_sub_models_unless_asked_otherwise() -> None:
     task = mlp()
 
-    def seeds(method: FedDrop, round: int) -> list[int]:
+    def seeds(method: Any, round: int) -> list[int]:
         ctx = server_ctx(task, round)
         return [method.down(ctx, method.init(ctx), Client(id, 9)).seed for id in range(3)]
 
     assert len({*seeds(FedDrop(), 1), *seeds(FedDrop(), 2)}) == 6
-    alike = FedDrop(sub_models="same")
+    alike = FedDropVariants(sub_models="same")
     assert len({*seeds(alike, 1), *seeds(alike, 2)}) == 2
 
 
@@ -270,7 +271,7 @@ def test_without_rescaling_it_is_the_whole_net_with_silent_units() -> None:
     params, examples = task.init(Key(1)), pictures()
     cut = HALF.cut(task, 3)
     ctx = client_ctx(task, examples)
-    method = FedDrop(dropping=HALF, rescale=False)
+    method = FedDropVariants(FedDrop(dropping=HALF), rescale=False)
     work = method.begin(ctx, Down(cut.take(params), 3), None).work
     small = work.task.logits(work.inner.params, examples.x)
     torch.testing.assert_close(small, task.logits(cut.silence(params), examples.x))

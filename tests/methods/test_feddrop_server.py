@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gossamer.methods.dropping import Dropping
 
 import gossamer as gs
 from gossamer import (
@@ -26,9 +25,11 @@ from gossamer import (
 from gossamer.conformance.promises import check
 from gossamer.engine.client import train
 from gossamer.methods import feddrop
+from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.feddrop import Local
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
+from gossamer.submodels.dropping import Dropping
 from gossamer.wire import WireError
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 
@@ -54,14 +55,15 @@ def rounds(method: Any, task: Task, count: int = 2) -> Any:
 @pytest.mark.parametrize("divisor", ["clients", "holders"])
 def test_nothing_dropped_is_fedopt_to_the_bit(divisor: Any) -> None:
     training = Training(batch=8, momentum=0.5)
-    ours = rounds(FedDrop(dropping=NONE, divisor=divisor, training=training), normed())
+    pure = FedDrop(dropping=NONE, training=training)
+    ours = rounds(FedDropVariants(pure, divisor=divisor), normed())
     theirs = rounds(FedOpt(training=training), normed())
     assert same(ours.params, theirs.params)
     assert same(ours.moments.first, theirs.moments.first)
     assert same(ours.moments.second, theirs.moments.second)
 
 
-def moved(ctx: Ctx, method: FedDrop, by: tuple[float, ...]) -> tuple[Params, Params, list[Any]]:
+def moved(ctx: Ctx, method: Any, by: tuple[float, ...]) -> tuple[Params, Params, list[Any]]:
     """The model before and after clients moved all that they had by a number each."""
     state = method.init(ctx)
     exchanges = []
@@ -81,7 +83,8 @@ def test_what_a_client_lacks_counts_as_unchanged_or_not_at_all(
     divisor: Any, weighting: Any, total: int
 ) -> None:
     ctx, by = server_ctx(normed()), (0.5, 1.0, 2.0)
-    method = FedDrop(dropping=HALF, divisor=divisor, weighting=weighting, adaptive=PLAIN)
+    pure = FedDrop(dropping=HALF, weighting=weighting, adaptive=PLAIN)
+    method = FedDropVariants(pure, divisor=divisor)
     before, after, exchanges = moved(ctx, method, by)
     held = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     shifts = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
@@ -112,7 +115,7 @@ def test_the_mean_over_holders_is_the_published_one() -> None:
 
 def test_a_weight_that_nobody_had_goes_on_by_momentum_alone() -> None:
     ctx = server_ctx(mlp())
-    method = FedDrop(dropping=HALF, sub_models="same", adaptive=PLAIN)
+    method = FedDropVariants(FedDrop(dropping=HALF, adaptive=PLAIN), sub_models="same")
     before, after, exchanges = moved(ctx, method, (1.0, 1.0))
     mask = HALF.cut(ctx.task, exchanges[0].down.seed).masks()["0.weight"]
     assert torch.equal(after["0.weight"][~mask], before["0.weight"][~mask])
@@ -122,7 +125,7 @@ def test_a_weight_that_nobody_had_goes_on_by_momentum_alone() -> None:
 @pytest.mark.parametrize("divisor", ["clients", "holders"])
 def test_what_was_rounded_on_the_way_down_is_no_change(divisor: Any) -> None:
     """Adam takes a whole step along any change, be it that of a last digit."""
-    ctx, method = server_ctx(normed()), FedDrop(dropping=HALF, divisor=divisor)
+    ctx, method = server_ctx(normed()), FedDropVariants(FedDrop(dropping=HALF), divisor=divisor)
     state, exchanges = method.init(ctx), []
     for id in range(3):
         down = method.down(ctx, state, Client(id, 9))
@@ -164,13 +167,13 @@ def test_a_clients_own_model_is_what_it_sent_in_the_model_it_was_cut_from() -> N
         wanted = cut.give(local.params, before)
         assert same(method.model(server_ctx(task, 4), last, local), wanted)
         assert same(cut.take(wanted), local.params)
-    recent = replace(method, personal_model="now")
+    recent = FedDropVariants(method, personal_model="now")
     plain = feddrop.Server(last.params, last.moments, {}, {})
     found = recent.model(server_ctx(task, 4), plain, locals[1])
     assert same(found, HALF.cut(task, locals[1].seed).give(locals[1].params, last.params))
 
 
-def last_local(method: FedDrop) -> Local | None:
+def last_local(method: Any) -> Local | None:
     task = mlp()
     ctx, own = server_ctx(task), client_ctx(task, Toy().make(Key(1), 20))
     down = method.down(ctx, method.init(ctx), Client(0, 20))
@@ -180,7 +183,7 @@ def last_local(method: FedDrop) -> Local | None:
 
 @pytest.mark.parametrize(("own", "kept"), [("now", True), ("global", False)])
 def test_other_models_of_clients_leave_nothing_at_the_server(own: Any, kept: bool) -> None:
-    method = FedDrop(dropping=HALF, personal_model=own)
+    method = FedDropVariants(FedDrop(dropping=HALF), personal_model=own)
     state = rounds(method, mlp())
     assert state.seen == state.past == {}
     assert (last_local(method) is not None) == kept
@@ -188,7 +191,8 @@ def test_other_models_of_clients_leave_nothing_at_the_server(own: Any, kept: boo
 
 def test_a_method_that_really_drops_keeps_every_promise() -> None:
     dropping = Dropping(conv_rate=0.5, linear_rate=0.5, edge_rate=0.3)
-    found = list(check(FedDrop(dropping=dropping, divisor="holders"), rounds=2))
+    method = FedDropVariants(FedDrop(dropping=dropping), divisor="holders")
+    found = list(check(method, rounds=2))
     assert [each for each in found if not each.ok] == []
 
 

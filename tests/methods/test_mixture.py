@@ -26,10 +26,10 @@ from gossamer import (
 )
 from gossamer.accounting import paper_bits
 from gossamer.engine.client import train
+from gossamer.methods.as_published.priors import Chosen, MixtureVariants
 from gossamer.methods.mixture import (
-    Chosen,
     Down,
-    Sent,
+    Local,
     Server,
     distance,
     loss_on_own_data,
@@ -157,12 +157,12 @@ def test_models_are_the_published_means_of_their_clients(ctx: Ctx) -> None:
 
 def test_models_take_the_published_step(ctx: Ctx) -> None:
     plain = ServerOptimiser("sgd", server_lr=1.0, beta1=0.0)
-    method = Mixture(strength=STRENGTH, server="ascent", reduction="sum", adaptive=plain)
+    method = Mixture(strength=STRENGTH, server="ascent", adaptive=plain)
     wanted = ((1.7609526410, 1.2379114973), (1 - 1.5364862451, 1 - 0.6134451014))
-    merged = method.merge(ctx, state(method), exchanges(CLIENTS))
+    summed = MixtureVariants(method, reduction="sum")
+    merged = summed.merge(ctx, state(method), exchanges(CLIENTS))
     for found, values in zip(weights(merged), wanted, strict=True):
         assert found == pytest.approx(values, abs=5e-10)
-    method = replace(method, reduction="mean")
     merged = method.merge(ctx, state(method), exchanges(CLIENTS))
     assert weights(merged)[0] == pytest.approx([each / 3 for each in wanted[0]], abs=5e-10)
     method = replace(method, adaptive=ServerOptimiser())
@@ -210,7 +210,7 @@ def test_models_begin_apart_and_the_first_where_other_methods_do() -> None:
 # the client -------------------------------------------------------------------------------------
 
 
-def ready(task: Task, method: Mixture) -> tuple[Ctx, Down]:
+def ready(task: Task, method: Any) -> tuple[Ctx, Down]:
     ctx = server_ctx(task)
     down = method.down(ctx, method.init(ctx), Client(0, 30))
     return client_ctx(task, Toy().make(Key(3), 30)), down
@@ -237,7 +237,8 @@ def test_a_mixture_of_one_is_fedprox(make: Any) -> None:
 
 def test_strict_bayes_divides_the_pull_by_the_examples() -> None:
     task, training = mlp(), Training(batch=8, lr=0.1)
-    bayes = Mixture(components=1, strength=3.0, regulariser="per-example", training=training)
+    pure = Mixture(components=1, strength=3.0, training=training)
+    bayes = MixtureVariants(pure, regulariser="per-example")
     own, down = ready(task, bayes)
     ours = train(bayes, own, down, None).result.up.params
     prox = FedProx(mu=3.0 / 30, training=training)
@@ -260,12 +261,13 @@ def test_a_client_starts_from_the_model_of_least_loss() -> None:
     x, y = own.own.train.x, own.own.train.y
     wanted = [nn.functional.cross_entropy(task.logits(m, x), y).item() for m in down.models]
     assert losses == pytest.approx(wanted, rel=1e-6) and min(losses) == losses[2]
-    assert same(method.begin(own, down, None).work.params, down.models[2])
+    assert same(method.begin(own, down, None).work.inner.params, down.models[2])
     starts = []
     for round in range(12):
         other = replace(own, key=Key(round))
-        work = Mixture(start="random").begin(other, down, None).work
-        starts += [n for n, each in enumerate(down.models) if same(work.params, each)]
+        work = MixtureVariants(start="random").begin(other, down, None).work
+        params = work.inner.inner.params
+        starts += [n for n, each in enumerate(down.models) if same(params, each)]
     assert sorted(set(starts)) == [0, 1, 2]
 
 
@@ -286,13 +288,15 @@ def test_whose_model_is_whose() -> None:
     assert isinstance(everybody, Ensemble)
     assert everybody.members == server.models and everybody.weights == (0.5, 0.5)
     sent = train(method, own, down, None).result
-    assert isinstance(sent.local, Sent) and same(sent.local.params, sent.up.params)
+    assert isinstance(sent.local, Local) and same(sent.local.params, sent.up.params)
     assert method.model(ctx, server, sent.local) is sent.local.params
-    best = train(replace(method, personal_model="best"), own, down, None).result.local
+    by_loss = MixtureVariants(method, personal_model="best")
+    best = train(by_loss, own, down, None).result.local
     losses = [loss_on_own_data(own, each) for each in down.models]
     assert best == Chosen(losses.index(min(losses)))
-    assert method.model(ctx, server, best) is server.models[best.model]
-    assert train(replace(method, personal_model="global"), own, down, None).result.local is None
+    assert by_loss.model(ctx, server, best) is server.models[best.model]
+    nothing = MixtureVariants(method, personal_model="global")
+    assert train(nothing, own, down, None).result.local is None
 
 
 def test_a_run_is_evaluated_as_an_ensemble_and_by_what_clients_sent() -> None:

@@ -123,8 +123,8 @@ class FedSparse:
             reply |= merge.fitting(up.model.buffers, down.model.buffers)
             ascent = {name: tensor.double() - sent[name] for name, tensor in reply.items()}
             for name, gate in groups.spread(opened, sent).items():
-                ascent[name].masked_fill_(~gate, 0)  # eq. 12; lambda is part of the learning rate
-            # Eq. 14 and the chain rule, at the weights as they travelled: the client's theta.
+                ascent[name].masked_fill_(~gate, 0)  # eq. 12 and Algorithm 1, line 9
+            # Eq. 14 and Algorithm 1, line 10, with theta of the weights as they travelled.
             share = self.theta(groups, sent, raw)
             ascent[THRESHOLDS] = threshold_ascent(opened, share, raw, self.temperature)
             yield ascent, merge.weight(exchange.client, self.weighting)
