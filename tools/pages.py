@@ -1,8 +1,7 @@
-"""Pages of the site that are made from the code: what commands say, and what methods can be told.
+"""Parts of the site that are generated from the code: help of commands, options, methods.
 
-MkDocs calls this file while it builds; `<!-- commands -->`, `<!-- options -->` and
-`<!-- presets -->` in a page are replaced. Nothing of it is kept, so nothing of it can be out of
-date.
+MkDocs calls this file while it builds. A comment such as `<!-- options -->` in a page is replaced
+by the function of that name in `GENERATED`, so that these parts are always up to date.
 """
 
 from __future__ import annotations
@@ -11,23 +10,27 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import is_dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from gossamer import fields
 from gossamer.cli import COMMANDS, main
 from gossamer.config import Experiment
 from gossamer.engine import Options
-from gossamer.methods import METHODS
+from gossamer.methods import ALGORITHMS, METHODS, as_published
+from gossamer.methods import parts as shared
 
 COLUMNS = 88
-"""As wide as a code block is on the page."""
+"""Width of a code block on the page."""
 PARTS = {"flower": ("flower init", "flower certs"), "run": ("run METHOD",)}
-"""Commands whose help stands under the words that come after their names."""
+"""Commands with several helps, each under its own words."""
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fills in what a page asks for."""
-    for word, make in MADE.items():
+    """Replaces the comments of a page by what they stand for."""
+    for word, make in GENERATED.items():
         mark = f"<!-- {word} -->"
         if mark in markdown:
             markdown = markdown.replace(mark, make())
@@ -35,7 +38,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def commands() -> str:
-    """Every command and its own help, in the order of `gossamer --help`."""
+    """Every command with its help, in the order of `gossamer --help`."""
     return "\n".join(_commands())
 
 
@@ -48,14 +51,14 @@ def _commands() -> Iterator[str]:
 
 
 def said(*words: str) -> str:
-    """What a command prints when it is asked for help."""
+    """The help that a command prints."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(COLUMNS)
     stream = io.StringIO()
     try:
         with redirect_stdout(stream):
             main([*words, "--help"])
-    except SystemExit:  # argparse ends the program when it has told all
+    except SystemExit:  # argparse exits after printing help
         pass
     finally:
         os.environ.pop("COLUMNS")
@@ -65,25 +68,26 @@ def said(*words: str) -> str:
 
 
 def options() -> str:
-    """A table of settings for each method, after those that all runs have."""
+    """A table of options for every method, after those that all runs have."""
     return "\n".join(_options())
 
 
 def _options() -> Iterator[str]:
     yield f"## Every run: the experiment\n\n{_table(Experiment())}"
     yield f"## Every run: execution\n\n{_table(Options())}"
-    told: dict[type, str] = {}
+    shown: set[type] = set()
     for name, method in METHODS.items():
-        if type(method) not in told:
-            told[type(method)] = name
+        if type(method) not in shown:
+            shown.add(type(method))
             yield f"## {name}\n\n{_first_line(type(method))}\n\n{_table(method)}"
 
 
 def presets() -> str:
-    """A row for each name that is another method with some settings."""
-    rows, told = [], {}
+    """A row for every name that stands for another method with other settings."""
+    rows: list[str] = []
+    first: dict[type, str] = {}
     for name, method in METHODS.items():
-        base = told.setdefault(type(method), name)
+        base = first.setdefault(type(method), name)
         if base == name:
             continue
         usual = {item.name: item.default for item in fields.settings(METHODS[base])}
@@ -92,12 +96,12 @@ def presets() -> str:
             for item in fields.settings(method)
             if item.default != usual[item.name]
         ]
-        rows.append(f"| `{name}` | [`{base}`](#{base}) | {', '.join(own) or 'as it is'} |")
-    return "\n".join(["| preset | is | with |", "|---|---|---|", *rows, ""])
+        rows.append(f"| `{name}` | [`{base}`](#{base}) | {', '.join(own) or 'the same settings'} |")
+    return "\n".join(["| preset | method | settings |", "|---|---|---|", *rows, ""])
 
 
 def _table(record: object) -> str:
-    rows = ["| option | default | what it is |", "|---|---|---|"]
+    rows = ["| option | default | meaning |", "|---|---|---|"]
     for item in fields.settings(record):
         kinds = f" ({', '.join(f'`{kind}`' for kind in item.choices)})" if item.choices else ""
         text = item.help.replace("|", "\\|")
@@ -114,14 +118,52 @@ def _text(value: object) -> str:
 
 
 def _first_line(kind: type) -> str:
-    """Of the file that has the method: what it is, in a sentence."""
-    import sys
-
-    return (sys.modules[kind.__module__].__doc__ or "").splitlines()[0]
+    """The first sentence about a method, from its module."""
+    return (import_module(kind.__module__).__doc__ or "").splitlines()[0]
 
 
-MADE: dict[str, Callable[[], str]] = {
+def methods() -> str:
+    """The module of every algorithm: its records and its class."""
+    names = dict.fromkeys(type(method).__module__ for method in ALGORITHMS.values())
+    return "\n".join(map(_records, names))
+
+
+def published() -> str:
+    """The modules with authors' codes and variants."""
+    return "\n".join(map(_records, _modules(as_published)))
+
+
+def parts() -> str:
+    """The modules that several methods share."""
+    return "\n".join(f"::: {name}\n" for name in _modules(shared))
+
+
+def _modules(package: Any) -> list[str]:
+    return [f"{package.__name__}.{each.name}" for each in iter_modules(package.__path__)]
+
+
+def _records(module: str) -> str:
+    """A directive that shows the dataclasses of a module, also those it shares with others."""
+    members = [
+        name
+        for name, each in vars(import_module(module)).items()
+        if isinstance(each, type)
+        and is_dataclass(each)
+        and each.__module__.startswith("gossamer.methods")
+        and not name.startswith("_")
+    ]
+    return (
+        f"::: {module}\n    options:\n      members: [{', '.join(members)}]\n"
+        '      filters: ["!^[a-z_]"]\n      show_if_no_docstring: true\n'
+        "      show_source: false\n      summary: false\n"
+    )
+
+
+GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "options": options,
     "presets": presets,
+    "methods": methods,
+    "as_published": published,
+    "parts": parts,
 }
