@@ -85,10 +85,11 @@ def runs(options: argparse.Namespace) -> list[Run]:
             for file in map(config.locate, options.files):
                 known = config.read(file)
                 method = config.find_method(known.method)
-                names = {item.name for item in fields.settings(method)}
+                defaults = {item.name: item.default for item in fields.settings(method)}
+                names = set(defaults)
                 names |= {item.name for item in fields.settings(config.Experiment())}
                 names |= {item.name for item in fields.settings(Options())}
-                probes = getattr(getattr(method, "masking", None), "probes", False)
+                probes = "mask_every" in names and defaults["allocation"] == "sensitivity"
                 rounds = known.experiment.rounds
                 if options.train_rounds:
                     rounds = options.train_rounds + probes
