@@ -22,6 +22,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Pa
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
+from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
@@ -50,11 +51,6 @@ class Down:
 class Up:
     model: SparseModel
     mask: Revision | None  # in readjustment rounds only
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
 
 
 @dataclass(frozen=True)
@@ -116,8 +112,7 @@ class FedDST:
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        sent, held = down.mask.masks if down.mask else None, local.masks if local else None
-        masks = held_versions.received(sent, held)
+        masks = held_versions.received(down.mask, local.masks if local else None)
         params = sparse_model.receive(ctx, down.model, masks)
         work = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
         work.anchor = ctx.task.own(params) if self.mu else {}

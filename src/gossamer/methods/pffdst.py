@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from gossamer import merge, sparsity
+from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
@@ -175,13 +175,13 @@ class PFFDST:
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[masked_training.Work]:
-        sent, held = down.mask.masks if down.mask else None, local.masks if local else None
-        masks = held_versions.received(sent, held)
+        masks = held_versions.received(down.mask, local.masks if local else None)
         params = sparse_model.receive(ctx, down.model, masks)
         work = masked_training.begin(ctx, params, masks, self.training.rate(ctx))
         if down.keeps:
-            kept = local.frozen if local else None
-            frozen = held_versions.received(down.frozen, kept, "frozen part")
+            frozen = down.frozen or (local.frozen if local else None)
+            if frozen is None:
+                raise core.Missing("the server sent no frozen part, and none is held here")
             values, work.frozen = unpack(frozen.values, frozen.masks), frozen.masks
             for name, mask in frozen.masks.items():
                 work.params[name].copy_(torch.where(mask, values[name], params[name]))

@@ -84,12 +84,14 @@ class Learning:
             return batch.ends_epoch or batch.step + 1 == batch.steps
         return sparsity.updates_masks(batch)
 
-    def slack(self, masks: Masks, allowed: int) -> int:
-        """How many weights above `allowed` chance may add over many rounds, if counts are loose.
+    def affordable(self, masks: Masks, allowed: int) -> Masks:
+        """The masks that a client sent back, if they keep no more weights than it was allowed.
 
-        A quarter, and where there are few weights, eight times their standard deviation.
+        Where counts are loose, what chance may add over many rounds is let through: a quarter, and
+        where there are few weights, eight times their standard deviation.
         """
-        return allowed // 4 + 8 * isqrt(allowed) + len(masks) if self.loose else 0
+        slack = allowed // 4 + 8 * isqrt(allowed) + len(masks) if self.loose else 0
+        return sparse_model.affordable(masks, allowed, slack)
 
 
 @dataclass

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gossamer.core import Client, Missing
-
-T = TypeVar("T")
+from gossamer.core import Client, Masks, Missing
+from gossamer.wire import Revision
 
 NOBODY = torch.zeros(0, dtype=torch.int32)
 """By client id, the version a client holds, or -1: at first, nobody holds any."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The masks that a client keeps between its rounds."""
+
+    masks: Masks
 
 
 def holds(held: Tensor, client: Client, version: int) -> bool:
@@ -29,14 +35,14 @@ def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) 
     return found
 
 
-def received(sent: T | None, held: T | None, what: str = "mask") -> T:
-    """What a client was sent or, if nothing was, what it holds.
+def received(sent: Revision | None, held: Masks | None) -> Masks:
+    """The masks that a client was sent or, if the server sent none, those that it holds.
 
     Raises:
-        Missing: it holds nothing, and the server has to send it.
+        Missing: it holds none.
     """
     if sent is not None:
-        return sent
+        return sent.masks
     if held is None:
-        raise Missing(f"the server sent no {what}, and none is held here")
+        raise Missing("the server sent no mask, and none is held here")
     return held

@@ -9,14 +9,43 @@ form of section 2 of FLASH (Babakniya et al., TMLR 2023).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from gossamer import sparsity
 from gossamer.core import Batch, Ctx, Key, Masks, Params
-from gossamer.methods.parts import masked_training
+from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.masked_training import Work
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Change
+from gossamer.wire import Revision
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's reply."""
+
+    model: SparseModel
+    mask: Revision | None
+    """Its masks, if they moved in this round."""
+
+
+def receive_update(
+    ctx: Ctx,
+    update: Update,
+    sent: SparseModel,
+    masks: Masks,
+    affordable: Callable[[Masks, int], Masks] = sparse_model.affordable,
+) -> tuple[Params, Masks]:
+    """The parameters and masks of a client that was sent a model under `masks`.
+
+    Args:
+        affordable: checks masks that moved against the number of weights allowed.
+    """
+    if update.mask is not None:
+        masks = affordable(update.mask.masks, sparse_model.total(masks))
+    return sparse_model.receive_reply(ctx, update.model, sent, masks), masks
 
 
 def step(

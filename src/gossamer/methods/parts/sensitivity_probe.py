@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer import sparsity
 from gossamer.core import Ctx, Masks
 from gossamer.methods.parts.sparse_model import SparseModel
-from gossamer.sparsity import Densities
+from gossamer.sparsity import Counts, Densities
 from gossamer.wire import Drawn, WireError
 
 
@@ -29,6 +29,21 @@ class Probe:
 class Sensitivity:
     densities: Tensor
     """Of each prunable layer, in the layout's order."""
+
+
+def check(ctx: Ctx) -> None:
+    """Refuses a run that would end with the probe."""
+    if ctx.rounds < 2:
+        raise ValueError(
+            "the first round finds densities of layers and trains nothing; use --rounds 2 or more, "
+            "or --allocation erk, which needs no such round"
+        )
+
+
+def seed(ctx: Ctx, counts: Counts, number: int) -> Drawn:
+    """The seed of random masks with `counts` weights in each layer, the `number`-th of a run."""
+    shapes = {name: ctx.task.layout[name].shape for name in counts}
+    return Drawn.by(ctx.common.fold("masks", number), counts, shapes)
 
 
 def sensitivity(ctx: Ctx, masks: Masks) -> Sensitivity:
