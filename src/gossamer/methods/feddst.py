@@ -22,6 +22,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Pa
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
+from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
@@ -50,11 +51,6 @@ class Down:
 class Up:
     model: SparseModel
     mask: Revision | None  # in readjustment rounds only
-
-
-@dataclass(frozen=True)
-class Local:
-    masks: Masks
 
 
 @dataclass(frozen=True)

@@ -245,8 +245,7 @@ class PFFDSTVariants:
     def _probed(self, ctx: Ctx) -> Drawn:
         """The random mask of the probe round, as dense as the model will be in the end."""
         counts = self.phases.quotas(ctx, sparsity.as_fraction(self.phases.density))
-        shapes = {name: ctx.task.layout[name].shape for name in counts}
-        return Drawn.by(ctx.common.fold("masks", 0), counts, shapes)
+        return sensitivity_probe.seed(ctx, counts, 0)
 
     def _begun(
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Message, Reply]]
