@@ -210,6 +210,6 @@ def clean() -> FedTinyVariants:
 
 
 ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
-    "fedtiny-clean": clean(),
     "fedtiny-variants": FedTinyVariants(),
+    "fedtiny-clean": clean(),
 }
