@@ -5,7 +5,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import compact, flower, letters, masked, masks, page, scale, speed, thresholds, wire
+from benchmarks import (
+    compact,
+    flower,
+    masked,
+    masks,
+    messages,
+    page,
+    scale,
+    speed,
+    thresholds,
+    wire,
+)
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -18,7 +29,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "masked": masked.measure,
     "compact": compact.measure,
     "flower": flower.measure,
-    "letters": letters.measure,
+    "messages": messages.measure,
     "page": page.measure,
 }
 

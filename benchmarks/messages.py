@@ -1,7 +1,7 @@
 """Bytes on a node's socket beyond the messages that the ledger counts, in a deployment by Flower.
 
 One SuperLink, one node, TLS; between them a relay counts what passes. Two runs of the same job
-differ in their rounds alone, so that what a run costs once (the project, the roll call, schemas)
+differ in their rounds alone, so that what a run costs once (the project, registration, schemas)
 falls out of the difference. What an idle node sends is measured first and subtracted.
 """
 
@@ -58,7 +58,7 @@ class Relay:
 
 
 def measure() -> dict[str, object]:
-    """Bytes of a letter beside its body: our head, and all that Flower, HTTP and TLS add."""
+    """Bytes of a message beside its body: our head, and all that Flower, HTTP and TLS add."""
     if importlib.util.find_spec("flwr") is None:
         return {"skipped": "flwr is missing: pip install 'gossamer[flower]'"}
     with tempfile.TemporaryDirectory() as name:
@@ -116,15 +116,15 @@ def _job(
         passed = relay.count - before - idle * (time.monotonic() - start)
         log = events.read(project / "run" / "events.jsonl")
         assert log[-1]["event"] == "finished"
-        lines = (project / "run" / "letters.jsonl").read_text().splitlines()
+        lines = (project / "run" / "messages.jsonl").read_text().splitlines()
         tallies = [json.loads(line) for line in lines]
-        sums = {key: sum(tally[key] for tally in tallies) for key in ("letters", "head", "body")}
+        sums = {key: sum(tally[key] for tally in tallies) for key in ("messages", "head", "body")}
         totals.append({**sums, "socket": passed})
     short, long = totals
     more = {key: long[key] - short[key] for key in short}
-    count = more["letters"]
+    count = more["messages"]
     return {
-        "letters": count,
+        "messages": count,
         "body": round(more["body"] / count, 1),
         "head": round(more["head"] / count, 1),
         "flower": round((more["socket"] - more["body"] - more["head"]) / count, 1),

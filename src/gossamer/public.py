@@ -18,7 +18,7 @@ from gossamer.core import (
     sample_by_budget,
     sample_richest,
 )
-from gossamer.engine import Options, Summary, run
+from gossamer.engine import Options, Run, Summary, run, start
 from gossamer.fields import option
 from gossamer.methods import (
     ALGORITHMS,
@@ -70,6 +70,7 @@ __all__ = [
     "Options",
     "Params",
     "Result",
+    "Run",
     "SpaFL",
     "Summary",
     "Task",
@@ -79,4 +80,5 @@ __all__ = [
     "sample",
     "sample_by_budget",
     "sample_richest",
+    "start",
 ]

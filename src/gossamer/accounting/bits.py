@@ -59,11 +59,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Accounting:
-    """How a paper counts bits; a method that differs from the default has it as a field."""
+    """How a paper counts bits; a method whose paper differs from the default has it as a field."""
 
-    recipients: Recipients = option("sampled", "who is charged for what goes down, in the paper")
-    mask_code: MaskCode = option("bitmap", "what a mask costs in the paper")
-    uncharged: str = option("", "fields of messages that the paper does not count, with commas")
+    recipients: Recipients = option(
+        "sampled", "which clients the paper charges for downloads: sampled, or all"
+    )
+    mask_code: MaskCode = option("bitmap", "how the paper counts a mask")
+    uncharged: str = option("", "message fields that the paper does not count, comma-separated")
 
 
 def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
@@ -87,21 +89,21 @@ def paper_rows(
 
 @lru_cache(maxsize=256)
 def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float] | None]:
-    """The rows of leaves that cost the same whatever is in them, and None for the others."""
+    """The rows of leaves whose cost does not depend on their values, and None for the others."""
     uncharged = {name.strip() for name in accounting.uncharged.split(",") if name.strip()}
-    found: list[tuple[str, float] | None] = []
+    rows: list[tuple[str, float] | None] = []
     for path, node in schema.leaves:
         field = field_of(path)
         match node:
             case _ if _names(field) & uncharged:
-                found.append((field, 0.0))
+                rows.append((field, 0.0))
             case TensorNode() if node.dtype != torch.bool:
-                found.append((field, 32.0 * node.count))
+                rows.append((field, 32.0 * node.count))
             case ScalarNode():
-                found.append((field, 32.0))
+                rows.append((field, 32.0))
             case _:
-                found.append(None)
-    return found
+                rows.append(None)
+    return rows
 
 
 def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
@@ -121,7 +123,7 @@ def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
 
 
 def _names(field: str) -> set[str]:
-    """What a field of a record in a record may be called: `frozen.values`, or just `frozen`."""
+    """The names of a nested field: `frozen.values`, and `frozen`."""
     parts = field.split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
@@ -129,7 +131,7 @@ def _names(field: str) -> set[str]:
 def paper_tensors(
     record: object, accounting: Accounting, schema: Schema | None = None
 ) -> Iterator[tuple[str, float]]:
-    """The paper's bits of every tensor; what it counts for several at once is shared by cost."""
+    """The paper's bits of every tensor; bits counted for several at once are shared by cost."""
     schema = schema or Schema.of(record)
     rows = paper_rows(record, accounting, schema)
     for (path, _), leaf, (_, bits) in zip(schema.leaves, flatten(record), rows, strict=True):
@@ -183,7 +185,7 @@ def ledger_rows(
 
 
 def mask_bits(masks: Masks, code: MaskCode) -> float:
-    """What masks cost in a paper's code."""
+    """The cost of masks in a paper's code."""
     if code == "auto":
         return min(mask_bits(masks, other) for other in ("bitmap", "coo", "csr-flat", "csr-2d"))
     if code == "seed":
@@ -198,7 +200,7 @@ def mask_bits(masks: Masks, code: MaskCode) -> float:
 
 
 def seed_bits(tensors: int) -> float:
-    """What masks cost that are drawn from a seed: it, and a number for each tensor."""
+    """The cost of masks drawn from a seed: the seed, and a count for each tensor."""
     return 64.0 + 32.0 * tensors
 
 
@@ -228,13 +230,16 @@ def _plogp(share: float) -> float:
 
 
 def stale_share(rate: float, every: int) -> float:
-    """The part of messages down that must carry the mask, if it changes every so many rounds.
+    """The share of downloads that must include the mask.
 
-    `rate` is a client's chance to take part in a round; who did since the change has the new mask.
+    Args:
+        rate: A client's chance to take part in a round; one that took part since the last
+            change has the current mask.
+        every: Rounds between changes of the mask.
     """
     return (1 - (1 - rate) ** every) / (every * rate)
 
 
 def visitors(pool: int, clients: int, rounds: int) -> float:
-    """Clients that are expected to take part at least once: what is sent to each of them once."""
+    """The expected number of clients that take part at least once."""
     return pool * (1 - (1 - clients / pool) ** rounds)

@@ -1,8 +1,8 @@
-"""Prices a method without training: real messages, real masks, no arithmetic on data.
+"""Prices a method without training: real messages and masks, no arithmetic on data.
 
-A dry run goes through every function of the method but takes no step. Where all rounds but the
-first cost the same, it stops early and the rest is multiplied out; otherwise it goes through all,
-and always for a method with masks at the server, which may do something rarely.
+A dry run calls every function of the method but `step`. Where all rounds but the first cost the
+same, it stops early and extrapolates; otherwise it goes through all rounds, and always does for a
+method with masks at the server, which may act rarely.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.task import Task
 from gossamer.task.layout import Input
 
 PROBE = 12
-"""Rounds that must cost the same, after the first, before the rest is taken to do so too."""
+"""Rounds after the first that must cost the same before the rest is extrapolated."""
 
 Line = tuple[str, str, str]
 """Direction, message and leaf."""
@@ -36,7 +36,7 @@ Line = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Bits:
-    """A line of a price list: how many messages, and their bits in three columns."""
+    """One line of a price: how many messages, and their bits in three columns."""
 
     messages: int = 0
     sent: float = 0.0
@@ -59,11 +59,11 @@ class Bits:
 
 @dataclass(frozen=True)
 class Price:
-    """What a method costs in all rounds together."""
+    """What a method costs in all rounds."""
 
     rounds: int
     exact: int
-    """Rounds that were gone through; the others cost what the last of these does."""
+    """Rounds that were played; the others cost as much as the last of these."""
     lines: Mapping[Line, Bits]
     flops: int
     device_seconds: float | None
@@ -109,18 +109,18 @@ def price_run(run: Run) -> Price:
 
 
 def add_up(events: Iterable[ClientFinished]) -> dict[Line, Bits]:
-    """The ledger of some clients, by direction, message and leaf."""
-    found: dict[Line, Bits] = {}
+    """Sums the ledgers of some clients by direction, message and leaf."""
+    ledger: dict[Line, Bits] = {}
     for event in events:
         for entry in event.traffic:
             line = (entry.direction, entry.message, entry.leaf)
             here = Bits(1, entry.sent, entry.information, entry.paper)
-            found[line] = found.get(line, Bits()) + here
-    return found
+            ledger[line] = ledger.get(line, Bits()) + here
+    return ledger
 
 
 class _Meter:
-    """Adds up a dry run, and stops it when its rounds repeat."""
+    """Sums a dry run, and stops it when its rounds repeat."""
 
     def __init__(self, stop: Stop, all_rounds: bool) -> None:
         self._stop = stop
@@ -151,13 +151,13 @@ class _Meter:
         pass
 
     def price(self, rounds: int) -> Price:
-        """All rounds: those gone through, and the last one for each of the others."""
+        """The price of all rounds; those not played cost as much as the last one."""
         rest = rounds - len(self._rounds)
         lines: dict[Line, Bits] = {}
         flops, seconds = 0, 0.0
-        for index, (found, work, took) in enumerate(self._rounds):
+        for index, (ledger, work, took) in enumerate(self._rounds):
             times = 1 + rest * (index == len(self._rounds) - 1)
-            for line, bits in found.items():
+            for line, bits in ledger.items():
                 lines[line] = lines.get(line, Bits()) + bits * times
             flops += work * times
             seconds += took * times
@@ -167,7 +167,7 @@ class _Meter:
 
 @dataclass(frozen=True)
 class Blank:
-    """A federation of clients whose examples are all zero and take no memory."""
+    """A federation whose examples are all zero and take no memory."""
 
     input: Input
     classes: int

@@ -1,4 +1,4 @@
-"""Floating-point operations, in the conventions of the papers, which disagree; see `FLOPS`."""
+"""Floating-point operations in the conventions of the papers, which disagree; see `FLOPS`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gossamer.task.layout import Layout
 
 @dataclass(frozen=True)
 class Effort:
-    """What a client computed in one participation."""
+    """What a client computed in one round."""
 
     layout: Layout
     densities: Mapping[str, float]
     """Of prunable tensors; one that is absent is dense."""
     examples: int
-    """Trained on, all epochs together."""
+    """Trained on, over all epochs."""
     steps: int
     per_epoch: int
     """Steps in one epoch."""
@@ -28,7 +28,7 @@ class Effort:
     """Densities of what was trained; one that is absent was trained wherever it is active."""
 
     def density(self, name: str) -> float:
-        """The part of a tensor that is active."""
+        """The active fraction of a tensor."""
         return self.densities.get(name, 1.0)
 
     def macs(self, factor: Callable[[float], float]) -> float:
@@ -36,7 +36,7 @@ class Effort:
         return self.layers(lambda density, trained: factor(density))
 
     def layers(self, factor: Callable[[float, float], float]) -> float:
-        """The same, for a function of the density and of that of the trained part."""
+        """Like `macs`, for a function of the density and of the trained density."""
         if not self.densities and not self.trained:
             return self.layout.macs * factor(1.0, 1.0) * self.examples
         each = math.fsum(

@@ -1,4 +1,4 @@
-"""Time on devices: what a round would take on a given network and processor."""
+"""Simulated time: how long a round would take on a given device and network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Network:
-    """Devices and their connection: what a round would take on them."""
+    """A device and its connection."""
 
     up: float
     """Bits a second towards the server."""
@@ -21,7 +21,7 @@ class Network:
     """Operations a second of a device."""
 
     def seconds(self, up: int, down: int, flops: int) -> float:
-        """What one client's part in a round takes."""
+        """How long one client's part of a round takes."""
         return 2 * self.latency + down / self.down + flops / self.flops + up / self.up
 
     @classmethod
@@ -32,16 +32,16 @@ class Network:
         try:
             pairs = dict(part.split("=") for part in text.split(","))
             values = {name: float(value) for name, value in pairs.items()}
-            found = cls(**values)
+            network = cls(**values)
         except (TypeError, ValueError):
             raise ValueError(
                 f"--network is one of {', '.join(NETWORKS)} or e.g. "
                 f"up=5e6,down=20e6,latency=0.05,flops=1e9, not {text!r}"
             ) from None
-        positive = all(speed > 0 for speed in (found.up, found.down, found.flops))
-        if not positive or not 0 <= found.latency < math.inf:
+        positive = all(speed > 0 for speed in (network.up, network.down, network.flops))
+        if not positive or not 0 <= network.latency < math.inf:
             raise ValueError(f"--network needs positive speeds, not {text!r}")
-        return found
+        return network
 
 
 NETWORKS: Mapping[str, Network] = {
@@ -49,4 +49,4 @@ NETWORKS: Mapping[str, Network] = {
     "wifi": Network(up=50e6, down=100e6, latency=0.01, flops=10e9),
     "iot": Network(up=0.1e6, down=0.25e6, latency=0.5, flops=0.1e9),
 }
-"""Round figures for a phone on a mobile network, a phone at home, and a small sensor."""
+"""Rounded figures of a phone on a mobile network, a phone at home, and a small sensor."""

@@ -1,4 +1,4 @@
-"""What every method promises the engine, and the checks that hold it to that."""
+"""What every method promises the engine, and the checks of these promises."""
 
 from gossamer.conformance.promises import Finding, check
 

@@ -1,4 +1,4 @@
-"""The bench for conformance checks: tiny data, tiny nets, and methods driven by hand."""
+"""The test bench of conformance checks: a method on tiny data and nets, called step by step."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ Seen = Callable[[str, object], None]
 
 
 class Broken(Exception):
-    """A promise is not kept; its text says how."""
+    """A promise is broken; the message says how."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A method and something to try it on."""
+    """A method, and a small task and federation to try it on."""
 
     method: AnyMethod
     task: Task
     federation: Tiny
     rounds: int
-    told: list[Round] = field(default_factory=list, repr=False, compare=False)
-    """The whole history, once it was played to its end."""
+    played: list[Round] = field(default_factory=list, repr=False, compare=False)
+    """The whole history, once it was played to the end."""
     ran: dict[int, Ran] = field(default_factory=dict, repr=False, compare=False)
-    """Uninterrupted runs of the engine, by their workers."""
+    """Uninterrupted runs of the engine, by number of workers."""
     stories: dict[int, dict[str, bytes]] = field(default_factory=dict, repr=False, compare=False)
-    """Plain stories, by what the global generators were seeded with."""
+    """What plain calls returned, by the seed of the global generators."""
 
     def server(self, number: int) -> Ctx:
         """Where the server stands in a round."""
@@ -77,23 +77,26 @@ class Bench:
         return sorted(chosen, key=lambda client: client.id)
 
     def history(self, seen: Seen = lambda name, record: None) -> Iterator[Round]:
-        """Round after round, as the engine does it, with records in place of bytes.
+        """Plays all rounds as the engine does, with records in place of bytes.
 
-        `seen` is shown every record that travels or is kept, by name, before it is used. What was
-        played to its end is not played again.
+        A history that was played to the end is not played again.
+
+        Args:
+            seen: Called with the name and the value of every record that travels or is kept, before
+                it is used.
         """
-        if self.told:
+        if self.played:
             yield from self._again(seen)
             return
         rounds = []
         for round in self._play(seen):
             rounds.append(round)
             yield round
-        self.told.extend(rounds)
+        self.played.extend(rounds)
 
     def _again(self, seen: Seen) -> Iterator[Round]:
-        seen("Server", self.told[0].state)
-        for round in self.told:
+        seen("Server", self.played[0].state)
+        for round in self.played:
             for exchange, result in zip(round.exchanges, round.results, strict=True):
                 seen("Down", exchange.down)
                 seen("Up", result.up)
@@ -142,16 +145,14 @@ class Round:
 
 @dataclass
 class Story:
-    """Two rounds, call by call: what each call returned, as bytes.
-
-    With `twice`, every call is made twice and must return the same. With `guard`, every call must
-    leave what it was given as it was.
-    """
+    """Two rounds, call by call, and what each call returned, as bytes."""
 
     bench: Bench
     twice: bool = False
+    """Whether every call is made twice and must return the same."""
     guard: bool = False
-    told: dict[str, bytes] = field(default_factory=dict)
+    """Whether every call must leave its arguments unchanged."""
+    returned: dict[str, bytes] = field(default_factory=dict)
 
     def tell(self) -> dict[str, bytes]:
         """Plays the two rounds."""
@@ -173,15 +174,15 @@ class Story:
             state = self.call(f"merge of round {number}", method.merge, ctx, state, exchanges)
             self.call(f"model of round {number}", method.model, ctx, state, None)
             self.measure(number, state)
-        return self.told
+        return self.returned
 
     def measure(self, number: int, state: Any) -> None:
-        """What the method shows of a state, if it shows anything."""
+        """The method's measures of a state, if it has any."""
         if measures := getattr(self.bench.method, "measures", None):
             self.call(f"measures of round {number}", measures, self.bench.server(number), state)
 
     def train(self, at: str, ctx: Ctx, state: Any, down: Any, local: Any) -> Result[Any, Any]:
-        """A client's job, with the server's own records in its hands instead of decoded copies."""
+        """A client's job on the server's own records instead of decoded copies."""
         outside = (state, down, local)
         before = image(outside) if self.guard else b""
         job = self.call(f"begin {at}", self.bench.method.begin, ctx, down, local)
@@ -201,20 +202,20 @@ class Story:
         """One call; the argument at `consumes` may be used up by it."""
         before = [image(each) for each in given] if self.guard else []
         generators = global_states()
-        found = function(*given)
-        self.told[name] = image(found)
+        result = function(*given)
+        self.returned[name] = image(result)
         if self.twice and consumes < 0:
             restore(generators)
-            if image(function(*given)) != self.told[name]:
+            if image(function(*given)) != self.returned[name]:
                 raise Broken(f"{name} returns something else when it is called again")
         for index, (each, was) in enumerate(zip(given, before, strict=False)):
             if index != consumes and image(each) != was:
                 raise Broken(f"{name} changes its argument number {index + 1}; return a new value")
-        return found
+        return result
 
 
 def story(bench: Bench, seed: int) -> dict[str, bytes]:
-    """What is told with global generators seeded so; it is told once."""
+    """What all calls return with the global generators seeded; computed once per seed."""
     if seed not in bench.stories:
         poison(seed)
         bench.stories[seed] = Story(bench).tell()
@@ -222,7 +223,7 @@ def story(bench: Bench, seed: int) -> dict[str, bytes]:
 
 
 def image(value: object) -> bytes:
-    """The bytes of a value, whatever it is made of; of a context only the data count."""
+    """The bytes of any value; of a context only the data count."""
     match value:
         case Ctx():
             return image(value.data)
@@ -239,7 +240,7 @@ def image(value: object) -> bytes:
 
 
 def _image_of_parts(value: object) -> bytes:
-    """Work need not be a record: its tensors and numbers count, the rest goes by its type."""
+    """`Work` need not be a record: its tensors and numbers count, of the rest only the type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return image([getattr(value, each.name) for each in dataclasses.fields(value)])
     if isinstance(value, dict):
@@ -255,19 +256,19 @@ def _framed(data: bytes) -> bytes:
 
 
 def poison(seed: int) -> None:
-    """Seeds everything that a method should not draw from."""
+    """Seeds the global generators, which a method must not draw from."""
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
 
 
 def global_states() -> tuple[Any, ...]:
-    """Where the global generators stand."""
+    """The states of the global generators."""
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
 def restore(states: tuple[Any, ...]) -> None:
-    """Puts the global generators back."""
+    """Restores the global generators."""
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])  # noqa: NPY002
     random.setstate(states[2])
@@ -278,14 +279,14 @@ def restore(states: tuple[Any, ...]) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a whole run came to: the hash of all states and the events without their clocks."""
+    """The result of a whole run: the hash of all states, and the events without their clocks."""
 
     state_hash: str
     events: list[str]
 
 
 class _StopAfter:
-    """Stops a run when a round is over."""
+    """Stops a run at the end of a round."""
 
     def __init__(self, round: int) -> None:
         self.round = round
@@ -300,9 +301,9 @@ class _StopAfter:
 
 
 def whole_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
-    """A run of the engine in a folder of its own; stopped once and resumed, if asked for.
+    """A run of the engine, stopped after a round and resumed if that is given.
 
-    One that is not stopped is made once.
+    An uninterrupted run is made once.
     """
     if stop_after:
         return _engine_run(bench, workers, stop_after)
@@ -329,7 +330,7 @@ def _engine_run(bench: Bench, workers: int, stop_after: int = 0) -> Ran:
         if stop_after:
             go(_StopAfter(stop_after), resume=False)
         state_hash = go(_StopAfter(-1), resume=bool(stop_after))
-        found = events.read(Path(folder) / "events.jsonl")
-    for event in found:
+        log = events.read(Path(folder) / "events.jsonl")
+    for event in log:
         del event["clock"]
-    return Ran(state_hash, [json.dumps(event) for event in found])
+    return Ran(state_hash, [json.dumps(event) for event in log])

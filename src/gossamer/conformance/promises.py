@@ -1,11 +1,11 @@
-"""Conformance: what every method promises the engine, tried on a tiny federation.
+"""Conformance: what every method promises the engine, checked on a tiny federation.
 
     for finding in check(Mine()):
         print(finding)
 
 The engine relies on these promises for resuming, parallel workers, replay and honest accounting; a
-method that breaks one of them usually still trains, and is wrong without a sign. Every check is
-made with a plain convolutional net and with one that has batch normalisation and dropout.
+method that breaks one of them usually still trains, and is silently wrong. Every check is made with
+a plain convolutional net and with one that has batch normalisation and dropout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise, whether it is kept, and if not, why in one sentence."""
+    """One promise, whether it holds, and if not, why in one sentence."""
 
     name: str
     ok: bool
@@ -62,9 +62,11 @@ Promise = Callable[[Bench], None]
 
 
 def check(method: AnyMethod, rounds: int = ROUNDS) -> Iterator[Finding]:
-    """Tries every promise, one after the other, in a few seconds.
+    """Checks every promise, in a few seconds.
 
-    Take more rounds for a method whose later phases begin after the fourth.
+    Args:
+        method: The method.
+        rounds: Rounds to play; more than four for a method whose later phases begin after them.
     """
     basics = _finding("settings are sound", lambda: _settings(method))
     yield basics
@@ -107,9 +109,9 @@ def _finding(name: str, *attempts: Callable[[], None]) -> Finding:
             attempt()
         except Exception as error:
             text = (str(error).splitlines() or ["no message"])[0]
-            told = text if isinstance(error, Broken) else f"{type(error).__name__}: {text}"
+            detail = text if isinstance(error, Broken) else f"{type(error).__name__}: {text}"
             where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-            return Finding(name, False, told + where)
+            return Finding(name, False, detail + where)
     return Finding(name, True)
 
 
@@ -130,7 +132,7 @@ def _settings(method: AnyMethod) -> None:
 
 
 def _encodable(bench: Bench) -> None:
-    """What travels or is kept goes through bytes and comes back equal."""
+    """Records that travel or are kept are equal after encoding and decoding."""
     for round in bench.history(_travels):
         for result in round.results:
             _declared(bench.task, result)
@@ -164,7 +166,7 @@ def _fit(task: Task, masks: Masks, who: str) -> None:
 
 
 def _measures(bench: Bench) -> None:
-    """What a method shows of its state fits the layout and the event log; it need show nothing."""
+    """Measures fit the layout and the event log; a method need not have any."""
     measures = getattr(bench.method, "measures", None)
     if measures is None:
         return
@@ -173,17 +175,17 @@ def _measures(bench: Bench) -> None:
         _shown(bench.task, measures(bench.server(round.number), round.merged))
 
 
-def _shown(task: Task, found: object) -> None:
-    if not isinstance(found, Measures):
-        raise Broken(f"measures returns a {type(found).__name__}, not gossamer.core.Measures")
-    _fit(task, found.masks, "measures shows")
-    for name, value in found.metrics.items():
+def _shown(task: Task, shown: object) -> None:
+    if not isinstance(shown, Measures):
+        raise Broken(f"measures returns a {type(shown).__name__}, not gossamer.core.Measures")
+    _fit(task, shown.masks, "measures shows")
+    for name, value in shown.metrics.items():
         if not isinstance(value, float | int) or not math.isfinite(value):
             raise Broken(f"measures shows a metric {name!r} that is no finite number: {value!r}")
 
 
 def _named(bench: Bench) -> None:
-    """Every record is of a type that the method's signatures name, so that it can be read back."""
+    """The type of every record is named in a signature, so that it can be read back."""
     types = record_types(bench.method)
 
     def read_back(name: str, record: object) -> None:
@@ -200,15 +202,15 @@ def _named(bench: Bench) -> None:
 
 
 def _foreseen(bench: Bench) -> None:
-    """Every reply has a form that the server can tell from what it sent."""
+    """Every reply has a schema that the server can derive from its request."""
     expected = Expected(bench.method)
     for round in bench.history():
         for exchange in round.exchanges:
-            forms = expected(bench.server(round.number), exchange.down)
-            if reason := difference(Schema.of(exchange.up), forms):
+            schemas = expected(bench.server(round.number), exchange.down)
+            if reason := difference(Schema.of(exchange.up), schemas):
                 raise Broken(
                     f"the reply of client {exchange.client.id} in round {round.number} would be "
-                    f"refused: {reason}; send a form that depends on Down alone, or let "
+                    f"refused: {reason}; let its schema depend on Down alone, or let "
                     "replies(self, ctx, down) return an example of each kind of reply"
                 )
 
@@ -233,7 +235,7 @@ def _untouched(bench: Bench) -> None:
 
 
 def _cohorts(bench: Bench) -> None:
-    """A cohort is some clients of the pool, nobody twice."""
+    """A cohort is a set of clients of the pool, each at most once."""
     for round in bench.history():
         ids = [client.id for client in bench.cohort(round.number, round.state)]
         if len(set(ids)) != len(ids):
@@ -243,7 +245,7 @@ def _cohorts(bench: Bench) -> None:
 
 
 def _empty_round(bench: Bench) -> None:
-    """A round in which nobody answers leaves the state alone."""
+    """A round without replies leaves the state unchanged."""
     for round in bench.history():
         after = bench.method.merge(bench.server(round.number), round.state, iter(()))
         if dump(after) != dump(round.state):
@@ -251,7 +253,7 @@ def _empty_round(bench: Bench) -> None:
 
 
 def _failures(bench: Bench) -> None:
-    """A round goes on without the clients that failed, and its model is whole."""
+    """A round continues without failed clients, and its model is complete."""
     for round in bench.history():
         ctx = bench.server(round.number)
         after = bench.method.merge(ctx, round.state, iter(round.exchanges[1:]))
@@ -259,19 +261,19 @@ def _failures(bench: Bench) -> None:
 
 
 def _arrival(bench: Bench) -> None:
-    """Merging gives the same within rounding, in whatever order exchanges arrive."""
+    """Merging gives the same within rounding in any order of arrival."""
     for round in bench.history():
         ctx, merged = bench.server(round.number), round.merged
         once = bench.method.merge(ctx, round.state, iter(round.exchanges))
         if dump(once) != dump(merged):
             raise Broken("merge reads its exchanges more than once; they come one at a time")
-        turned = bench.method.merge(ctx, round.state, iter(round.exchanges[::-1]))
-        if not _close(merged, turned):
+        reverse = bench.method.merge(ctx, round.state, iter(round.exchanges[::-1]))
+        if not _close(merged, reverse):
             raise Broken(f"merge of round {round.number} depends on the order of arrival")
 
 
 def _models(bench: Bench) -> None:
-    """The model has every tensor of the layout, whoever asks for it."""
+    """The global model and every personal one have all tensors of the layout."""
     state = bench.init()
     _whole(bench.task, bench.method.model(bench.server(0), state, None), "at the start")
     for round in bench.history():
@@ -295,15 +297,15 @@ def _whole(task: Task, model: Params | Ensemble, whose: str) -> None:
         for name, leaf in task.layout.leaves.items():
             if name not in params:
                 raise Broken(f"the model ({whose}) lacks the tensor {name!r}")
-            found = params[name]
-            if tuple(found.shape) != leaf.shape:
-                raise Broken(f"the model ({whose}) has {name!r} of shape {tuple(found.shape)}")
-            if not found.isfinite().all():
+            tensor = params[name]
+            if tuple(tensor.shape) != leaf.shape:
+                raise Broken(f"the model ({whose}) has {name!r} of shape {tuple(tensor.shape)}")
+            if not tensor.isfinite().all():
                 raise Broken(f"the model ({whose}) has numbers in {name!r} that are not finite")
 
 
 def _fractions(bench: Bench) -> None:
-    """A client may be given any part of an epoch, or more than one."""
+    """A client may train for any fraction of an epoch, or for more than one."""
     state, client = bench.init(), bench.federation.pool[0]
     down = bench.method.down(bench.server(1), state, client)
     ctx = bench.client(1, client)
@@ -321,11 +323,11 @@ def _parallel(bench: Bench) -> None:
 
 
 def _resumable(bench: Bench) -> None:
-    """A run that is stopped and resumed ends like one that is not."""
+    """A run that is stopped and resumed ends like an uninterrupted one."""
     whole = whole_run(bench, 1)
     for round in sorted({1, bench.rounds - 1}):
-        found = whole_run(bench, 1, stop_after=round)
-        _same_run(whole, found, f"when it is resumed after round {round}")
+        resumed = whole_run(bench, 1, stop_after=round)
+        _same_run(whole, resumed, f"when it is resumed after round {round}")
 
 
 PROMISES: dict[str, Promise] = {
@@ -356,10 +358,10 @@ def _same_story(one: Mapping[str, bytes], two: Mapping[str, bytes], how: str) ->
             raise Broken(f"{name} {how}")
 
 
-def _same_run(wanted: Ran, found: Ran, when: str) -> None:
-    if wanted.state_hash != found.state_hash:
+def _same_run(wanted: Ran, other: Ran, when: str) -> None:
+    if wanted.state_hash != other.state_hash:
         raise Broken(f"the final state of a run is another one {when}")
-    if wanted.events != found.events:
+    if wanted.events != other.events:
         raise Broken(f"the events of a run are others {when}")
 
 

@@ -1,4 +1,4 @@
-"""What conformance checks try methods on: tiny pictures, tiny nets, small settings."""
+"""What conformance checks run methods on: tiny images, tiny nets, small settings."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SMALL = {
     "probe_clients": 4,
     "probe_epochs": 1.0,
 }
-"""Settings that are made smaller where a method has them, so that a check takes seconds."""
+"""Upper limits of settings, so that a check takes seconds."""
 
 
 def small(method: AnyMethod) -> AnyMethod:
-    """The method with few clients and small batches, if those are settings of it."""
+    """The method with few clients and small batches, where it has such settings."""
     known = {setting.name: setting.default for setting in fields.settings(method)}
     numbers = {name: known[name] for name in SMALL if isinstance(known.get(name), int | float)}
     return fields.replace(method, {name: min(numbers[name], SMALL[name]) for name in numbers})
 
 
 def plain_task() -> Task:
-    """A convolutional net without state beside its parameters."""
+    """A convolutional net without buffers."""
     with untouched_generators():
         return _task(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
 
@@ -51,7 +51,7 @@ def _task(*layers: nn.Module) -> Task:
 
 
 class Tiny:
-    """Small pictures with a bright row that is their class, made when a client is asked for."""
+    """Small images whose class is the bright row, generated on demand."""
 
     name = "check"
     classes = CLASSES

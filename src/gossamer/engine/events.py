@@ -1,4 +1,4 @@
-"""What happens in a run, as frozen records: the event log is made of them, and reports of the log.
+"""What happens in a run, as frozen records: the event log consists of them.
 
 A line of the log is one JSON object: `event` (its kind), the fields of the record, and `clock`
 (time of day and seconds spent). Without `clock`, equal runs have equal logs, byte for byte.
@@ -26,7 +26,7 @@ CONFIG, PROJECT = "config.toml", "project.toml"
 
 @dataclass(frozen=True)
 class Clock:
-    """When an event happened and how long what it tells of took."""
+    """When an event happened, and how long it took."""
 
     time: float
     seconds: float
@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Started:
-    """A run begins: what will be done, with what."""
+    """A run begins."""
 
     schema: int
     method: str
@@ -50,7 +50,7 @@ class Started:
 
 @dataclass(frozen=True)
 class ClientFinished:
-    """One client's part in a round: how much it did, sent and received."""
+    """One client's part of a round: what it computed, sent and received."""
 
     round: int
     client: int
@@ -65,7 +65,7 @@ class ClientFinished:
     paper_down: int
     flops: int
     device_seconds: float | None
-    """On the device and network asked for, if any."""
+    """Simulated time on `Options.network`, if one is given."""
     metrics: Mapping[str, float]
     traffic: Sequence[Entry]
     """The ledger: direction, message, leaf, and bits in three columns."""
@@ -73,7 +73,7 @@ class ClientFinished:
 
 @dataclass(frozen=True)
 class ClientFailed:
-    """A client's training raised or its reply was refused; the round goes on without it."""
+    """A client failed or its reply was refused; the round continues without it."""
 
     round: int
     client: int
@@ -100,18 +100,18 @@ class RoundFinished:
     paper_down: int
     flops: int
     device_seconds: float | None
-    """So far, every round taking as long as its slowest client."""
+    """So far; every round takes as long as its slowest client."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a method's `measures` shows of the server, after a round and before the first."""
+    """A method's measures of the server state, after a round and before the first."""
 
     round: int
     density: float | None
     """Active entries of all masks together; None if there are only metrics."""
     mismatch: float | None
-    """The Jaccard distance that the round moved the masks by; None if there is nothing before."""
+    """The Jaccard distance of the masks before and after the round; None before the first."""
     layers: Mapping[str, Mapping[str, float | None]]
     """For every mask its own `density` and `mismatch`."""
     metrics: Mapping[str, float]
@@ -121,10 +121,10 @@ class Measured:
 class Evaluated:
     """Accuracy after a round.
 
-    `global_*`: the global model on the server's test set, every example counting the same.
-    `personal_*`: each client's model on the client's own test set, every client with test data
-    counting the same; `worst_decile` is the mean of the tenth of clients that fare worst.
-    `valid_mean`: the same models on the data that clients hold back, if a round is chosen by it.
+    `global_*`: the global model on the server's test set, all examples weighted equally.
+    `personal_*`: each client's model on the client's own test set, all clients with test data
+    weighted equally; `worst_decile` is the mean over the worst tenth of the clients.
+    `valid_mean`: the same models on the clients' validation data, if rounds are selected on it.
     """
 
     round: int
@@ -146,14 +146,14 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is over: last and best figures, and the hash of all final state."""
+    """The run is over: last and best figures, and the hash of all final states."""
 
     round: int
     accuracy: Mapping[str, float | None]
     density: float
     state_hash: str
     select: str = "test"
-    """The data on which the best round was chosen; figures are always those on test data."""
+    """The data on which the best round was selected; figures are always on test data."""
 
 
 Event: TypeAlias = (
@@ -180,8 +180,8 @@ def _kind(name: str) -> str:
 
 def line(event: Event, clock: Clock) -> str:
     """An event as a line of the log."""
-    told = {"event": kind(event), **plain(event), "clock": plain(clock)}
-    return json.dumps(told, separators=(",", ":")) + "\n"
+    entry = {"event": kind(event), **plain(event), "clock": plain(clock)}
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def plain(value: Any) -> Any:
@@ -214,7 +214,7 @@ class EventLog:
 
     path: Path
     position: int = 0
-    """Where to go on writing; what lies behind it belongs to a round that never finished."""
+    """Where to continue; what follows it belongs to an unfinished round."""
     _file: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -236,11 +236,11 @@ class EventLog:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a last line that was cut short is left out."""
-    found = []
+    """The events of a log; an incomplete last line is left out."""
+    events = []
     for text in path.read_bytes().splitlines():
         try:
-            found.append(json.loads(text))
+            events.append(json.loads(text))
         except json.JSONDecodeError:
             break
-    return found
+    return events

@@ -1,9 +1,9 @@
-"""Static batch normalisation: statistics that no method keeps, computed before a model is tested.
+"""Static batch normalisation: statistics are recalibrated before a model is evaluated.
 
 A method with the field `bn: Literal["running", "static"]` set to "static" neither keeps nor sends
-running statistics, and its models hold some that mean nothing. Before an evaluation, training data
-are passed through a model, and its statistics become the mean over these batches: of the global
-model those of all clients, of a client's own model its own.
+running statistics, so those of its models are meaningless. Before an evaluation, training data are
+passed through the model and its statistics become the mean over these batches: data of all clients
+for the global model, the client's own data for a personal model.
 
 Diao, Ding, Tarokh: HeteroFL: computation and communication efficient federated learning for
 heterogeneous clients. ICLR 2021. https://arxiv.org/abs/2010.01264
@@ -36,7 +36,7 @@ WAVE = 4
 
 
 def calibrated(task: Task, params: Params, batches: Iterable[Tensor]) -> Params:
-    """The same model with running statistics that are the mean over batches of inputs.
+    """The model with running statistics that are the mean over batches of inputs.
 
     It is what `nn.BatchNorm` has with `momentum=None` after a pass in training mode. A model that
     keeps no such statistics is returned as it is, and so is one for which there are no batches.
@@ -54,7 +54,7 @@ class Calibration:
         self._workers = workers
 
     def shared(self, task: Task, model: Params | Ensemble) -> Params | Ensemble:
-        """The global model with the statistics of all clients' data, with the help of workers."""
+        """The global model with the statistics of all clients' data."""
         if not task.running_statistics:
             return model
         if isinstance(model, Ensemble):
@@ -73,17 +73,17 @@ class Calibration:
         return calibrated(task, model, batches)
 
     def _together(self, params: Params) -> Params:
-        """What `calibrated` returns: batches do not depend on each other."""
+        """What `calibrated` returns, with batches spread over the workers."""
 
         def one(task: Task, x: Tensor) -> Params:
             return _of_batch(task, params, x)
 
-        def found() -> Iterator[Params]:
+        def statistics() -> Iterator[Params]:
             batches = joined(self._inputs(), BATCH)
             while wave := list(islice(batches, WAVE * self._workers.count)):
                 yield from self._workers.map(one, wave)
 
-        return _completed(params, found())
+        return _completed(params, statistics())
 
     def _inputs(self) -> Iterator[Tensor]:
         for client, count in self._taken:
@@ -98,7 +98,7 @@ class Calibration:
 
 
 def evenly(sizes: Sequence[int], most: int) -> list[int]:
-    """How many to take of each: all, or the same of everyone who has so many, `most` together.
+    """How many to take of each, as evenly as possible, at most `most` in all.
 
     >>> evenly([2, 9, 5], 10)
     [2, 4, 4]
@@ -115,8 +115,8 @@ def evenly(sizes: Sequence[int], most: int) -> list[int]:
     if not low and len(some := np.flatnonzero(have)):
         # More clients than examples are wanted: one of each of some clients, spread over all.
         taken[some[np.arange(most) * len(some) // most]] = 1
-    found: list[int] = taken.tolist()
-    return found
+    counts: list[int] = taken.tolist()
+    return counts
 
 
 def joined(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
@@ -153,10 +153,10 @@ def _cut(held: list[Tensor], size: int) -> list[Tensor]:
 
 def _of_batch(task: Task, params: Params, x: Tensor) -> Params:
     placed = {name: tensor.to(task.device) for name, tensor in params.items()}
-    found = task.batch_statistics(placed, x.to(task.device))
-    return {name: tensor.cpu() for name, tensor in found.items()}
+    statistics = task.batch_statistics(placed, x.to(task.device))
+    return {name: tensor.cpu() for name, tensor in statistics.items()}
 
 
-def _completed(params: Params, found: Iterable[Params]) -> Params:
-    means = merge.mean((each, 1.0) for each in found)
+def _completed(params: Params, statistics: Iterable[Params]) -> Params:
+    means = merge.mean((each, 1.0) for each in statistics)
     return {**params, **{name: mean.to(params[name].device) for name, mean in means.items()}}

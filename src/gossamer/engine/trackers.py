@@ -1,4 +1,4 @@
-"""Sinks that pass a run's scalars on to experiment trackers; each needs its own package."""
+"""Sinks that pass a run's scalars to experiment trackers; each needs its own package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gossamer.engine.events import Clock, Evaluated, Event, Measured, RoundFinis
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The figures of an event that are worth a curve, by name."""
+    """The figures of an event that make a curve, by name."""
     match event:
         case RoundFinished():
             return {
@@ -34,7 +34,7 @@ def scalars(event: Event) -> dict[str, float]:
             }
             return {name: value for name, value in measured.items() if value is not None}
         case Evaluated():
-            found = {
+            figures = {
                 "accuracy/global": event.global_accuracy,
                 "loss/global": event.global_loss,
                 "accuracy/personal_mean": event.personal_mean,
@@ -43,15 +43,15 @@ def scalars(event: Event) -> dict[str, float]:
                 "accuracy/local_mean": event.local_mean,
                 "density/personal": event.personal_density,
             }
-            return {name: value for name, value in found.items() if value is not None}
+            return {name: value for name, value in figures.items() if value is not None}
         case _:
             return {}
 
 
 class TensorBoard:
-    """Writes event files that `tensorboard --logdir RUN` shows.
+    """Writes event files for `tensorboard --logdir RUN`.
 
-    A run that resumes may repeat rounds: those of before are left out of the curves.
+    A resumed run may repeat rounds; curves show the repeated ones only.
     """
 
     def __init__(self, out: Path, name: str) -> None:
@@ -88,8 +88,8 @@ class MLflow:
     def emit(self, event: Event, clock: Clock) -> None:
         if isinstance(event, Started):
             self._mlflow.log_params(_settings(event))
-        if found := scalars(event):
-            self._mlflow.log_metrics(found, step=_round(event))
+        if figures := scalars(event):
+            self._mlflow.log_metrics(figures, step=_round(event))
 
     def close(self) -> None:
         self._mlflow.end_run()
@@ -108,15 +108,15 @@ class WandB:
     def emit(self, event: Event, clock: Clock) -> None:
         if isinstance(event, Started):
             self._run.config.update(_settings(event))
-        if found := scalars(event):
-            self._run.log({**found, "round": _round(event)})
+        if figures := scalars(event):
+            self._run.log({**figures, "round": _round(event)})
 
     def close(self) -> None:
         self._run.finish()
 
 
 class Guarded:
-    """A tracker that cannot harm the run: when it fails, it is let go with a word."""
+    """A tracker that cannot harm the run: one that fails is dropped with a warning."""
 
     def __init__(self, inner: Sink, name: str, tell: Callable[[str], None]) -> None:
         self._inner: Sink | None = inner

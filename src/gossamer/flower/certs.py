@@ -134,8 +134,8 @@ def _node(path: Path) -> list[Path]:
 
     key = ec.generate_private_key(ec.SECP384R1())
     public = path.with_name(path.name + ".pub")
-    told = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    public.write_bytes(told + b"\n")
+    encoded = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public.write_bytes(encoded + b"\n")
     _secret(path, _pem(key, openssh=True))
     return [path, public]
 
