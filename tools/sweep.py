@@ -1,11 +1,11 @@
-"""Runs configurations with several settings and seeds, goes on where it stopped, prints a table.
+"""Runs configurations with several settings and seeds, resumably, and prints a table.
 
     python tools/sweep.py papers/flash/mnist-{nst,pdst,spdst}.toml --set density=0.05,0.1 \
         --set partition=lda:0.1,lda:1 --seeds 3 --train-rounds 100 --out runs/flash-mnist
 
-Every run is a `gossamer run` in a process of its own, as many at once as `--processes` says, with
-the seeds outermost, so that an interrupted sweep has whole seeds. A setting that a method does not
-have is left out for it. Rounds of a first probe are added to `--train-rounds`. A search on
+Every run is a `gossamer run` in its own process, `--processes` at a time, with the seeds outermost,
+so that an interrupted sweep has complete seeds. Settings that a method does not have are ignored
+for it. A probing first round is added to `--train-rounds`. A search on
 validation data, of personal models and how dense they are, is
 
     python tools/sweep.py papers/spafl/fmnist.toml --set pool=20 --set clients=2 --set valid=0.9 \
@@ -60,7 +60,7 @@ class Run:
         return [*gossamer, "run", str(self.file), *flags, *more, "--quiet", "--out", str(here)]
 
     def done(self, out: Path) -> dict[str, Any] | None:
-        """The last event of a finished run, what it sent, and all that was evaluated."""
+        """The last event of a finished run, its traffic, and all evaluations."""
         path = self.folder(out) / "events.jsonl"
         log = read(path) if path.exists() else []
         if not log or log[-1]["event"] != "finished":
@@ -76,10 +76,10 @@ class Run:
 
 
 def runs(options: argparse.Namespace) -> list[Run]:
-    """All runs, seeds outermost, each once."""
-    wishes = [wish.partition("=")[::2] for wish in options.set]
-    choices = [[(name, value) for value in values.split(",")] for name, values in wishes]
-    found = []
+    """All runs, seeds outermost, without duplicates."""
+    settings_of = [word.partition("=")[::2] for word in options.set]
+    choices = [[(name, value) for value in values.split(",")] for name, values in settings_of]
+    planned = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for chosen in itertools.product(*choices):
             for file in map(config.locate, options.files):
@@ -94,11 +94,11 @@ def runs(options: argparse.Namespace) -> list[Run]:
                 if options.train_rounds:
                     rounds = options.train_rounds + probes
                 settings = tuple(pair for pair in chosen if pair[0] in names)
-                found.append(Run(file, settings, seed, rounds))
-    return list(dict.fromkeys(found))
+                planned.append(Run(file, settings, seed, rounds))
+    return list(dict.fromkeys(planned))
 
 
-def table(found: list[Run], options: argparse.Namespace) -> str:
+def table(planned: list[Run], options: argparse.Namespace) -> str:
     """Figures of finished runs, mean and deviation over seeds, as Markdown.
 
     Settings that are the same for all runs are left out. `within` adds the first figure at its best
@@ -108,7 +108,7 @@ def table(found: list[Run], options: argparse.Namespace) -> str:
     out, shown, within = options.out, options.show.split(","), options.within
     budgets = [float(word) for word in options.at.split(",") if word]
     groups: dict[tuple[tuple[tuple[str, str], ...], str], list[dict[str, Any]]] = {}
-    for run in found:
+    for run in planned:
         if done := run.done(out):
             groups.setdefault((run.settings, run.file.stem), []).append(done)
     values: dict[str, set[str]] = {}
@@ -121,14 +121,14 @@ def table(found: list[Run], options: argparse.Namespace) -> str:
     heads = ["run", "settings", "seeds", *shown, *best, *after, "GB sent"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for (settings, name), each in groups.items():
-        told = [_spread([done["accuracy"][figure] for done in each]) for figure in shown]
+        cells = [_spread([done["accuracy"][figure] for done in each]) for figure in shown]
         if within is not None:
-            told.append("; ".join(_sparse(done["tested"], shown[0], within) for done in each))
+            cells.append("; ".join(_sparse(done["tested"], shown[0], within) for done in each))
         for figure, budget in points:
-            told.append(_spread([_after(done, figure, budget, options.over) for done in each]))
+            cells.append(_spread([_after(done, figure, budget, options.over) for done in each]))
         sent = statistics.mean(done["sent"] for done in each) / 8e9
         words = ", ".join(f"{key} {value}" for key, value in settings if len(values[key]) > 1)
-        lines.append(f"| {' | '.join([name, words, str(len(each)), *told, f'{sent:.4g}'])} |")
+        lines.append(f"| {' | '.join([name, words, str(len(each)), *cells, f'{sent:.4g}'])} |")
     return "\n".join(lines)
 
 
@@ -146,8 +146,8 @@ def _after(done: dict[str, Any], figure: str, budget: float, over: int) -> float
     if done["sent"] < budget * 8e9:
         return None
     before = [each[figure] for each in done["tested"] if each["sent"] <= budget * 8e9]
-    found = [value for value in before[-over:] if value is not None]  # nobody has a model at first
-    return float(statistics.mean(found)) if found else None
+    known = [value for value in before[-over:] if value is not None]  # nobody has a model at first
+    return float(statistics.mean(known)) if known else None
 
 
 def main() -> None:
@@ -156,17 +156,25 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=A,B", help="settings")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--train-rounds", type=int, default=0, help="instead of the files' own")
+    parser.add_argument(
+        "--train-rounds", type=int, default=0, help="training rounds (default: the files')"
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--show", default="global,global_best", help="figures, with commas")
-    parser.add_argument("--within", type=float, help="also the best among models so sparse")
-    parser.add_argument("--at", default="", help="also after so many gigabytes, with commas")
-    parser.add_argument("--over", type=int, default=1, help="so many tests before that, their mean")
+    parser.add_argument(
+        "--within", type=float, help="also show the best accuracy at this density or less"
+    )
+    parser.add_argument(
+        "--at", default="", help="also show figures after these gigabytes, with commas"
+    )
+    parser.add_argument(
+        "--over", type=int, default=1, help="number of evaluations to average before that"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    found = runs(options)
-    missing = [run for run in found if run.done(options.out) is None]
+    planned = runs(options)
+    missing = [run for run in planned if run.done(options.out) is None]
     began = time.monotonic()
 
     def one(run: Run) -> None:
@@ -178,7 +186,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         for _ in pool.map(one, missing):
             pass
-    print(table(found, options))
+    print(table(planned, options))
 
 
 def _spread(values: list[float | None]) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Loads what is asked for, so that `gossamer --help` need not wait for PyTorch."""
+        """Loads names on first use, so that `gossamer --help` does not wait for PyTorch."""
         plain = name.isidentifier() and not name.startswith("_")
         if plain and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")

@@ -241,8 +241,8 @@ def find_method(name: str) -> AnyMethod:
     if not colon:
         hint = nearest(name, METHODS)
         raise KeyError(f"no method {name!r}{hint} `gossamer ls --all` lists them all")
-    found = models.load(f"{place}:{member}")
-    method = found() if isinstance(found, type) else found
+    loaded = models.load(f"{place}:{member}")
+    method = loaded() if isinstance(loaded, type) else loaded
     if not dataclasses.is_dataclass(method) or not hasattr(method, "merge"):
         raise ValueError(
             f"{name} is not a method; a method is a frozen dataclass with eight functions"

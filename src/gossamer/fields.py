@@ -1,4 +1,4 @@
-"""Fields of a method that carry their help and their bounds: the command line reads them."""
+"""Dataclass fields with help and bounds, from which the command line is derived."""
 
 from __future__ import annotations
 
@@ -22,14 +22,23 @@ def option(
     above: float | None = None,
     below: float | None = None,
 ) -> T:
-    """A dataclass field with a default, help, and bounds (inclusive and exclusive)."""
+    """A dataclass field that is an option on the command line.
+
+    Args:
+        default: the default value.
+        help: one line for `--help`.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+    """
     bounds = {"least": least, "most": most, "above": above, "below": below}
     return dataclasses.field(default=default, metadata={"help": help, "bounds": bounds})
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One scalar field of a settings record, however deeply it is nested."""
+    """One scalar field of a settings record, possibly of a nested one."""
 
     name: str
     path: tuple[str, ...]
@@ -40,7 +49,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a Literal, otherwise none."""
+        """The values of a Literal; empty for other types."""
         return tuple(map(str, get_args(self.type))) if _is_literal(self.type) else ()
 
 
@@ -49,7 +58,7 @@ def _is_literal(hint: Any) -> bool:
 
 
 def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
-    """All scalar fields of a dataclass value; nested records are flattened into one list."""
+    """All scalar fields of a dataclass value; nested records are flattened."""
     hints = get_type_hints(type(record))
     for field in dataclasses.fields(record):
         if not field.init:
@@ -64,7 +73,11 @@ def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
 
 
 def replace(record: T, values: dict[str, Any]) -> T:
-    """The record with some of its (possibly nested) fields replaced, by their flat names."""
+    """The record with some of its (possibly nested) fields replaced, by their flat names.
+
+    Raises:
+        KeyError: the record has no such field.
+    """
     paths = {setting.name: setting.path for setting in settings(record)}
     for name, value in values.items():
         record = _replace_at(record, paths[name], value)
@@ -78,7 +91,11 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def convert(setting: Setting, value: Any) -> Any:
-    """A value from a command line or a file as the field's type, or a refusal in one sentence."""
+    """A value from a command line or a file, converted to the field's type.
+
+    Raises:
+        ValueError: the value does not fit the type.
+    """
     kinds = [kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None)]
     if setting.choices:
         if str(value) not in setting.choices:
@@ -102,13 +119,13 @@ def convert(setting: Setting, value: Any) -> Any:
 
 
 def plain(setting: Setting) -> Any:
-    """A value as it comes back from a file, where whole numbers among floats are floats."""
+    """A value as it comes back from a file: an integer in a float field becomes a float."""
     value = setting.default
     return float(value) if type(value) is int and _takes(setting, float) else value
 
 
 def check(record: Any) -> None:
-    """Refuses a value of another type than its field's, or out of its bounds, in one sentence."""
+    """Raises ValueError if a value has the wrong type or is out of bounds."""
     for setting in settings(record):
         value = setting.default
         if isinstance(value, str) and not setting.choices and _takes(setting, str):
@@ -150,5 +167,5 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 
 def flag(name: str) -> str:
-    """A field's name as it is written on the command line."""
+    """A field's name on the command line."""
     return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""What `import gossamer as gs` offers, in one place; `gossamer` itself loads it when it is used."""
+"""The names of `import gossamer as gs`; the package loads them on first use."""
 
 from gossamer.core import (
     Batch,

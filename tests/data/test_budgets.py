@@ -91,7 +91,7 @@ def test_every_client_has_one_budget_and_counts_are_exact(
         ("0.2:40,0.1:60", "add up to 10000 %"),
         ("0.2:33.333333%,0.1:66.666666%", r"add up to 99\.999999 %"),
         ("0.2:40%,0.2:60%", "have 0.2 twice"),
-        ("0.2:40%,0.1:many", r"'0\.1:many' in budgets .* is no budget with its share"),
+        ("0.2:40%,0.1:many", r"'0\.1:many' in budgets .* is not a budget with its share"),
         ("0.2:40%,0.1", r"'0\.1' in budgets .* write e\.g\. 0\.2:40%"),
         ("0.2:40%,", "'' in budgets"),
         ("0.2:140%,0.1:-40%", r"'0\.1:-40%' in budgets"),
@@ -122,7 +122,7 @@ def test_a_file_has_a_line_for_each_client_in_any_order(lines: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0,0.2\n1,0.2\n", r"has no budget for client 2, and budgets for 2 of 3 clients in all"),
+        ("0,0.2\n1,0.2\n", r"has no budget for client 2, and budgets for 2 of 3 clients;"),
         ("client,budget\n", "has no budget for client 0"),
         ("0,0.2\n1,0.2\n\n1,0.3\n", "line 4 of b.csv has client 1 again, after line 2"),
         ("0,0.2\n3,0.2\n", "line 2 of b.csv has client 3, but the pool has clients 0 to 2"),
@@ -135,7 +135,7 @@ def test_a_file_has_a_line_for_each_client_in_any_order(lines: str) -> None:
         ("1.0,0.2\n", r"has '1\.0,0\.2' instead"),
         ("0,0.2,5\n", r"has '0,0\.2,5' instead .* write e\.g\. 17,0\.2"),
         ("0;0.2\n", "has '0;0.2' instead"),
-        (b"\xff\xfe0,\x000", r"b\.csv is no CSV file in UTF-8"),
+        (b"\xff\xfe0,\x000", r"b\.csv is not a CSV file in UTF-8"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(text: str | bytes, said: str) -> None:
@@ -147,7 +147,7 @@ def test_a_wrong_file_is_refused_with_its_line(text: str | bytes, said: str) -> 
 
 @pytest.mark.parametrize("name", ["nowhere.csv", ".", "0.5", ""])
 def test_what_is_neither_a_file_nor_shares_is_refused(name: str) -> None:
-    with pytest.raises(FileNotFoundError, match="neither a CSV file that is there nor shares"):
+    with pytest.raises(FileNotFoundError, match="neither an existing CSV file nor shares"):
         deal_budgets(name, 3, Key(0))
 
 

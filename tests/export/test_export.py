@@ -173,7 +173,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(
         (["nowhere"], "nowhere holds no run"),
         ([str(tmp_path / "new")], "has no model yet"),
         ([here, "-o", "model.txt"], "has no known format; use one of .safetensors, .pt2, .onnx"),
-        ([here, "-o", str(tmp_path / "a.onnx"), "--packed"], "only .safetensors is packed"),
+        ([here, "-o", str(tmp_path / "a.onnx"), "--packed"], "only .safetensors can be packed"),
         ([here, "--client", "900"], "there is no client 900; the run has 100, from 0 up"),
         ([here, "--client", "0"], "use the run's"),
     ):

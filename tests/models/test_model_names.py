@@ -81,7 +81,10 @@ def test_unknown_names_get_the_nearest_one() -> None:
         ("resnet18:norm=grup", r"no resnet18:norm=grup; did you mean 'group'\? it is one of batch"),
         ("resnet18:width=0", "resnet18:width is a whole number above zero, not '0'"),
         ("resnet18:width=3.5", "resnet18:width is a whole number above zero, not '3.5'"),
-        ("resnet18:width", "'width' in model 'resnet18:width' is no option; write option=value"),
+        (
+            "resnet18:width",
+            "'width' in model 'resnet18:width' is not an option; write option=value",
+        ),
         ("resnet18:width=5,norm=group", "cannot split width 5 into groups=2 equal parts"),
         ("vgg16:dropout=1", r"vgg16:dropout is in \[0, 1\), not '1'"),
         ("lenet5:dropout=0.1", "lenet5:dropout is true or false, not '0.1'"),

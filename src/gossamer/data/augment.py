@@ -1,4 +1,4 @@
-"""Changes of training inputs, drawn anew for every batch from the key of its step."""
+"""Augmentation of training inputs, drawn for every batch from the key of its step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CropAndFlip:
 
     padding: int = 4
     fill: tuple[float, ...] = (0.0,)
-    """What black is after scaling, per channel."""
+    """Black after scaling, per channel."""
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:
         count, channels, height, width = x.shape

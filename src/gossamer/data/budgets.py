@@ -1,4 +1,4 @@
-"""What each client can afford: densities given by shares of the pool, by a file, or as numbers."""
+"""Density budgets of clients, given by shares of the pool, by a file, or as numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gossamer.core import Key, apportion
 from gossamer.data.arrays import Floats, as_asked
 
 LISTED = 20
-"""More budgets than this are told as a range."""
+"""More budgets than this are described as a range."""
 DIGITS = 18
-"""A client's number has no more of them."""
+"""Maximum digits of a client's number."""
 SHARE = re.compile(r"(\d+\.?\d*|\.\d+)\s*(%?)", re.ASCII)
 
 
 def deal_budgets(budgets: str | Sequence[float] | None, pool: int, key: Key) -> Floats:
-    """One budget per client, everyone's 1 if none are given; only numbers and shares are dealt.
+    """One budget per client; 1 for all if none are given.
 
     Text is shares of the pool, `0.2:40%,0.1:60%`, or the name of a CSV file that has a budget for
     each client. A list as long as the pool is taken as it is; a shorter one is repeated to the
@@ -44,28 +44,28 @@ def deal_budgets(budgets: str | Sequence[float] | None, pool: int, key: Key) -> 
 
 
 def are_shares(text: str) -> bool:
-    """Whether text stands for shares of the pool; if it does not, it names a file."""
+    """Whether text means shares of the pool; otherwise it names a file."""
     head, colon, _ = text.partition(":")
     return bool(colon) and _number(head) is not None
 
 
 def facts(budgets: Floats) -> dict[str, object]:
-    """Who can afford what, for a report; nothing where everyone can afford everything.
+    """Clients grouped by budget, for a report; empty if all budgets are 1.
 
-    The hash is there because a file may give the same budgets to other clients.
+    The hash distinguishes files that give the same budgets to different clients.
     """
     if np.all(budgets == 1):
         return {}
     values, counts = np.unique(budgets, return_counts=True)
-    found: dict[str, int] = {}
+    clients: dict[str, int] = {}
     for budget, count in zip(values.tolist(), counts.tolist(), strict=True):
         name = f"{as_asked(budget):.6g}"
-        found[name] = found.get(name, 0) + count
-    if len(found) > LISTED:
-        first, *_, last = found
-        found = {f"{first} to {last}": len(budgets)}
+        clients[name] = clients.get(name, 0) + count
+    if len(clients) > LISTED:
+        first, *_, last = clients
+        clients = {f"{first} to {last}": len(budgets)}
     digest = hashlib.blake2b(budgets.astype("<f4").tobytes(), digest_size=8).hexdigest()
-    return {"budgets": found, "budgets_hash": digest}
+    return {"budgets": clients, "budgets_hash": digest}
 
 
 def _deal_shares(text: str, pool: int, key: Key) -> Floats:
@@ -75,7 +75,7 @@ def _deal_shares(text: str, pool: int, key: Key) -> Floats:
         budget, share = _number(head), SHARE.fullmatch(tail.strip())
         if budget is None or share is None:
             raise ValueError(
-                f"{entry.strip()!r} in budgets {text!r} is no budget with its share of the "
+                f"{entry.strip()!r} in budgets {text!r} is not a budget with its share of the "
                 f"clients; write e.g. 0.2:40% or 0.2:0.4"
             )
         if not _affordable(budget):
@@ -106,7 +106,7 @@ def _read(name: str, pool: int) -> Floats:
     path = Path(name).expanduser()
     if not path.is_file():
         raise FileNotFoundError(
-            f"budgets {name!r} are neither a CSV file that is there nor shares of the clients; "
+            f"budgets {name!r} are neither an existing CSV file nor shares of the clients; "
             f"write e.g. 0.2:40%,0.1:60%"
         )
     seen: dict[int, int] = {}
@@ -139,7 +139,7 @@ def _read(name: str, pool: int) -> Floats:
         first = next(id for id in range(pool) if id not in seen)
         raise ValueError(
             f"{path} has no budget for client {first}, and budgets for {len(seen)} of {pool} "
-            f"clients in all; add a line for each of the others"
+            f"clients; add a line for each of the others"
         )
     return budgets
 
@@ -152,7 +152,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as damage:
         raise ValueError(
-            f"{path} is no CSV file in UTF-8 ({damage}); write lines such as 17,0.2"
+            f"{path} is not a CSV file in UTF-8 ({damage}); write lines such as 17,0.2"
         ) from None
     rows = [(number, cells) for number, cells in rows if any(cells)]
     heading = rows and [cell.lower() for cell in rows[0][1]] == ["client", "budget"]

@@ -1,4 +1,4 @@
-"""Official downloads: resumed where they stopped, proved by their checksums, unpacked safely."""
+"""Official downloads: resumable, verified by checksums, and unpacked safely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gossamer.data.sources.search import advice, find, holds, home
 from gossamer.data.sources.source import Remote, Source
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes so far and, if known, the bytes in all."""
+"""Called with the file's name, the bytes so far and, if known, the total."""
 
 ATTEMPTS = 3
 TIMEOUT = 30.0
@@ -27,11 +27,11 @@ BLOCK = 1 << 18
 
 
 class DownloadError(OSError):
-    """A download that did not succeed; the message says what to do without one."""
+    """A download failed; the message says how to get the files otherwise."""
 
 
 def bar(name: str, done: int, total: int | None) -> None:
-    """A line on stderr that is written over, or one line at the end where nobody looks on."""
+    """Progress on standard error: a line that is overwritten, or one final line if no terminal."""
     finished = done == total
     if not sys.stderr.isatty() and not finished:
         return
@@ -43,20 +43,24 @@ def bar(name: str, done: int, total: int | None) -> None:
 
 
 def fetch(source: Source, folder: Path | None = None, progress: Progress | None = bar) -> Path:
-    """Downloads a set that is not here yet; nothing half-written is ever in its place."""
-    found = find(source) if folder is None else None
-    if found is not None and _whole(source, found):
-        return found
+    """Downloads a data set unless it is here already; partial files never take its place.
+
+    Raises:
+        DownloadError: there is no official download, or it failed.
+    """
+    existing = find(source) if folder is None else None
+    if existing is not None and _whole(source, existing):
+        return existing
     if not source.remotes:
         raise DownloadError(f"{source.title} has no official download; {advice(source)}")
-    if found is not None and not any(remote.unpack for remote in source.remotes):
-        folder = found  # where the damaged files are, which would be found first again
+    if existing is not None and not any(remote.unpack for remote in source.remotes):
+        folder = existing  # replace the damaged files, which would be found first again
     folder = folder or home() / source.name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait=True):
         whole = _in(folder, source)
         if whole is not None and _whole(source, whole):
-            return whole  # somebody else may have just done it
+            return whole  # another process may have just done it
         for remote in source.remotes:
             target = folder / remote.name
             if not (target.exists() and md5(target) == remote.md5):
@@ -67,25 +71,25 @@ def fetch(source: Source, folder: Path | None = None, progress: Progress | None 
     whole = _in(folder, source)
     if whole is None:
         raise DownloadError(
-            f"what was downloaded for {source.title} lacks {', '.join(source.files)}; "
+            f"the download of {source.title} lacks {', '.join(source.files)}; "
             f"put them into {folder}"
         )
     return whole
 
 
 def _in(folder: Path, source: Source) -> Path | None:
-    """Where in a folder of its own a set lies, if it is there."""
+    """The part of a folder that holds a data set, if any."""
     layouts = ("", *(layout.removeprefix(f"{source.name}/") for layout in source.folders))
     return next((folder / part for part in layouts if holds(folder / part, source)), None)
 
 
 def _whole(source: Source, folder: Path) -> bool:
-    """Whether a set that is here can be read, all of it."""
+    """Whether an existing data set can be read completely."""
     try:
         source.read(folder)
-    except ImportError:  # that is not the fault of the files
+    except ImportError:  # the files are not to blame
         return True
-    except Exception:  # damage shows in any way
+    except Exception:  # damage can show in any way
         return not source.remotes
     return True
 
@@ -97,7 +101,7 @@ def md5(path: Path) -> str:
 
 
 def _download(source: Source, remote: Remote, target: Path, progress: Progress | None) -> None:
-    """Tries every address, each a few times from where the last attempt stopped."""
+    """Tries every address several times, resuming partial downloads."""
     part = target.with_name(target.name + ".part")
     reasons = []
     for url in remote.urls:
@@ -110,12 +114,12 @@ def _download(source: Source, remote: Remote, target: Path, progress: Progress |
                 if isinstance(error, urllib.error.HTTPError) or attempt == ATTEMPTS - 1:
                     break
                 continue
-            found = md5(part)
-            if found == remote.md5:
+            checksum = md5(part)
+            if checksum == remote.md5:
                 part.replace(target)
                 return
             part.unlink()
-            reasons.append(f"{url}: md5 is {found}, not {remote.md5}")
+            reasons.append(f"{url}: md5 is {checksum}, not {remote.md5}")
             if not resumed:  # A part from elsewhere may be to blame; a whole file is not.
                 break
     raise DownloadError(
@@ -140,7 +144,7 @@ def _reason(error: Exception) -> str:
 
 
 def _transfer(url: str, part: Path, name: str, progress: Progress | None) -> None:
-    """Appends to `part` what it still lacks; an error if the server stops too early."""
+    """Continues a partial download; raises OSError if the server stops too early."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "gossamer"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -168,7 +172,7 @@ def _transfer(url: str, part: Path, name: str, progress: Progress | None) -> Non
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpacks beside the destination and moves whole entries into it; refuses paths that leave."""
+    """Unpacks next to the destination, then moves the entries in; refuses paths that escape it."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
         place = Path(temporary)
         try:

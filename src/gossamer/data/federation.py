@@ -1,4 +1,4 @@
-"""A federation: who takes part, what each client holds, and what the server may test on."""
+"""A federation: the clients, the data of each, and the server's test data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from gossamer.core import Client, Data, Examples, Key
 
 Augment = Callable[[Tensor, Key], Tensor]
-"""Changes a batch of training inputs, drawing from the key of the step."""
+"""Augments a batch of training inputs by the key of the step."""
 
 
 class Federation(Protocol):
-    """What an engine needs of data: nothing is read before it is asked for."""
+    """What the engine needs of data; everything is loaded on demand."""
 
     @property
     def name(self) -> str: ...

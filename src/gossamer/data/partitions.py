@@ -1,4 +1,4 @@
-"""How examples are divided among clients: every partition is a pure function of a key.
+"""Partitions: how examples are divided among clients, as pure functions of a key.
 
 A partition gives every row exactly one owner, so no example is lost or doubled; `natural` with a
 smaller pool, and `least=0`, leave out whole clients and say so.
@@ -18,11 +18,11 @@ from gossamer.data.arrays import Index, Ints, Labels, Split
 from gossamer.data.dealing import Doubles, deal_evenly, deal_like, hierarchical, sizes_of
 
 TRIES = 1000
-"""How often `dirichlet` draws anew before it gives up on `least`."""
+"""Maximum draws of `dirichlet` before it gives up on `least`."""
 
 
 class Partition(Protocol):
-    """A way to divide; its fields are its parameters, `str()` is what the command line takes."""
+    """A partition; its fields are its parameters, and `str()` is its name on the command line."""
 
     @property
     def default_pool(self) -> int | None: ...
@@ -31,7 +31,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class IID:
-    """Everyone gets a random share of the same size (to within one example)."""
+    """Every client gets a random share of the same size (to within one example)."""
 
     default_pool: ClassVar[int] = 100
 
@@ -105,7 +105,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class LDA:
-    """Each client draws its class mix from Dirichlet(alpha) and gets as many examples as others.
+    """Each client draws its class mix from Dirichlet(alpha); all have equally many examples.
 
     Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution (2019). Examples are
     drawn without replacement; a class that is used up is left out and the rest renormalised, so the
@@ -133,7 +133,7 @@ class LDA:
 
 @dataclass(frozen=True)
 class Shards:
-    """Everyone gets exactly `each` classes, and an equal share of each with its other holders.
+    """Every client gets exactly `each` classes, and an equal share of each of them.
 
     The pathological split of McMahan et al. (2017), with classes in the place of label-sorted
     shards, so that no client has one class more because a shard crossed a boundary.
@@ -186,7 +186,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class Pachinko:
-    """Each client draws a mix of coarse classes, then one of the fine classes in each.
+    """Each client draws a mix of coarse classes, then a mix of fine classes within each.
 
     Reddi et al.: Adaptive Federated Optimization (2021), for CIFAR-100 with 500 clients: coarse
     Dirichlet(0.1), fine Dirichlet(10), without replacement. Test examples follow the same tree.

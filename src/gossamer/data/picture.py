@@ -1,4 +1,4 @@
-"""Pictures of partitions: who has how much of what."""
+"""Pictures of partitions: class counts by client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST = 300
-"""More clients than this are shown by that many of them, evenly chosen by size."""
+"""Maximum number of clients shown, chosen evenly by size."""
 COLOURS = (
     *("#3b6fb6", "#e8853d", "#4a9d6e", "#c8504f", "#8a6bb8"),
     *("#8c6d5b", "#d77fb3", "#7f8790", "#b5b13c", "#3fb0bd"),
@@ -52,7 +52,9 @@ def table(what: Federation | Ints) -> tuple[Ints, Ints, Ints]:
     """The sizes of all clients, which of them are shown, and their counts by class."""
     if isinstance(what, np.ndarray):
         if what.ndim != 2 or not what.size:
-            raise ValueError(f"counts of shape {what.shape} are no table; give clients by classes")
+            raise ValueError(
+                f"counts of shape {what.shape} are not a table; give clients by classes"
+            )
         sizes = what.sum(axis=1)
         shown = _choose(sizes)
         return sizes, shown, what[shown]

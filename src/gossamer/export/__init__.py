@@ -1,10 +1,10 @@
-"""Trained models, taken out of their runs: as modules, and as files that are read without Gossamer.
+"""Trained models as modules, and as files that can be read without Gossamer.
 
-| file | what is in it | read by |
+| file | contents | read by |
 |---|---|---|
-| `.safetensors` | tensors by name; packed, without their zeros | `load`, safetensors |
+| `.safetensors` | tensors by name; packed: non-zero values only | `load`, safetensors |
 | `.pt2` | the program and its tensors | `torch.export.load` |
-| `.onnx` | the program and its tensors | any runtime of ONNX |
+| `.onnx` | the program and its tensors | any ONNX runtime |
 """
 
 from gossamer.export.files import FORMATS, accuracy, facts, load, predictor, save

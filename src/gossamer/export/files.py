@@ -1,4 +1,4 @@
-"""Models as files: tensors alone, or a program with them, with what is known of the model."""
+"""Models as files: tensors, or a program with its tensors, and facts about the model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,31 @@ from gossamer.export.model import Model
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
 FACTS = "gossamer"
-"""The entry of a file's metadata with what is known of the model, as JSON."""
+"""The entry of a file's metadata that holds facts about the model, as JSON."""
 PACKED = "packed"
-"""The fact that names packed tensors and their shapes."""
+"""The fact that lists packed tensors and their shapes."""
 VALUES, KEPT = ".values", ".kept"
-"""Of a packed tensor: what is not zero in its order, and where, eight places to a byte."""
+"""Suffixes of a packed tensor: its non-zero values, and a bitmap of where they are."""
 MEMBER = "members.{}."
 BATCH = 500
-"""Examples that are predicted at once."""
+"""Examples per prediction."""
 
 
 def save(model: Model, path: Path | str, packed: bool = False) -> None:
-    """Writes a model in the format of the file's suffix, whole or not at all."""
+    """Writes a model atomically, in the format of the file's suffix.
+
+    Args:
+        model: what to write.
+        path: ends in one of FORMATS.
+        packed: store non-zero values only; .safetensors can do that.
+
+    Raises:
+        ValueError: the suffix is unknown, or the format cannot be packed.
+        ImportError: the library of the format is missing.
+    """
     target = Path(path)
     if packed and target.suffix != ".safetensors":
-        raise ValueError(f"only .safetensors is packed; {target.name} is {target.suffix or 'none'}")
+        raise ValueError(f"only .safetensors can be packed, not {target.name}")
     match target.suffix:
         case ".safetensors":
             data = _safetensors(model, packed)
@@ -46,7 +56,7 @@ def save(model: Model, path: Path | str, packed: bool = False) -> None:
         case ".onnx":
             data = _onnx(model)
         case other:
-            raise ValueError(f"no format {other!r}; a model's file ends in {', '.join(FORMATS)}")
+            raise ValueError(f"no format {other!r}; use one of {', '.join(FORMATS)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, data)
 
@@ -71,12 +81,12 @@ def load(path: Path | str) -> Params | Ensemble:
 
 
 def facts(path: Path | str) -> dict[str, Any]:
-    """What a `.safetensors` file tells of its model."""
+    """The facts about the model in a `.safetensors` file."""
     return _opened(Path(path))[1]
 
 
 def predictor(path: Path | str, model: Model) -> Callable[[Tensor], Tensor]:
-    """What a file computes, read as its users would; of `model` only the architecture is used."""
+    """The function in a file, loaded as its users would; `model` gives the architecture only."""
     target = Path(path)
     match target.suffix:
         case ".safetensors":
@@ -91,7 +101,7 @@ def predictor(path: Path | str, model: Model) -> Callable[[Tensor], Tensor]:
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], test: Examples) -> float:
-    """The share of examples that are told right."""
+    """The share of examples that are classified correctly."""
     starts = range(0, len(test), BATCH)
     with torch.inference_mode():
         right = [
@@ -131,8 +141,8 @@ def _opened(path: Path) -> tuple[Params, dict[str, Any]]:
     library = _needs("safetensors")
     with library.safe_open(str(path), "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        told = (file.metadata() or {}).get(FACTS, "{}")
-    return tensors, json.loads(told)
+        facts = (file.metadata() or {}).get(FACTS, "{}")
+    return tensors, json.loads(facts)
 
 
 def _program(model: Model) -> bytes:
@@ -153,31 +163,31 @@ def _onnx(model: Model) -> bytes:
 
 @contextmanager
 def _aside() -> Iterator[None]:
-    """Logs what torch's exporter warns of: its own deprecated calls, and optional packages."""
+    """Logs the warnings of torch's exporter: its own deprecated calls, and optional packages."""
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
     finally:
         registration.setLevel(level)
-    for each in told:
+    for each in caught:
         logging.getLogger(__name__).info("torch: %s", each.message)
 
 
 def _exported(model: Model) -> torch.export.ExportedProgram:
     """The forward pass for any number of examples."""
-    example = model.test.x[:2].clone()  # not a view, which would be saved with all of the data
+    example = model.test.x[:2].clone()  # a view would be saved with all of the data
     if len(example) < 2:
-        raise ValueError("a program is made with two examples, and the test data have fewer")
+        raise ValueError("exporting a program needs two test examples, and there are fewer")
     shapes = ({0: torch.export.Dim("examples")},)
     return torch.export.export(model.module(), (example,), dynamic_shapes=shapes)
 
 
 def _needs(module: str) -> Any:
-    """A library of the extra, or an error that says how to get it."""
+    """A library of the extra `export`, or an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

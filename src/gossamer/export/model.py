@@ -1,4 +1,4 @@
-"""A trained model and what is known of it, taken out of its run's newest checkpoint."""
+"""A trained model with facts about it, from the newest checkpoint of its run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from gossamer.wire import record_types
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained model: what computes, its tensors, and what is known of it."""
+    """A trained model: its task, its tensors, and facts about it."""
 
     task: Task
     params: Params | Ensemble
     facts: Mapping[str, Any]
     test: Examples
-    """What it may be tested on: for a client's own model its test data, where they are here."""
+    """Test data: the client's for a personal model, if available, otherwise the server's."""
     personal: bool = False
-    """Whether it is the server's while clients have models of their own."""
+    """Whether it is the server's model although clients have models of their own."""
 
     @property
     def members(self) -> tuple[Params, ...]:
@@ -54,23 +54,27 @@ class Model:
 
     @property
     def weights(self) -> int:
-        """Numbers in all of its tensors."""
+        """The number of parameters."""
         return sum(tensor.numel() for member in self.members for tensor in member.values())
 
     @property
     def density(self) -> float:
-        """The share of prunable weights that are not zero."""
+        """The share of non-zero prunable weights."""
         return density(self.task.layout, self.params)
 
     def module(self) -> nn.Module:
-        """A plain module in inference mode, with its tensors in place."""
+        """A plain module in inference mode, with these tensors."""
         parts = [_bound(self.task.module, member) for member in self.members]
         if isinstance(self.params, Ensemble):
             return Mixed(parts, self.params.weights)
         return parts[0]
 
     def compact(self) -> Model:
-        """The same function by a smaller model: units that change no output are taken out."""
+        """A smaller model that computes the same: units without effect are removed.
+
+        Raises:
+            ValueError: the model is an ensemble.
+        """
         if isinstance(self.params, Ensemble):
             raise ValueError("an ensemble has no compact form; its members lack different units")
         keep = submodels.needed(self.task, self.params)
@@ -79,7 +83,7 @@ class Model:
 
 
 class Mixed(nn.Module):
-    """Several modules: logarithms of the weighted mean of their probabilities."""
+    """An ensemble of modules: the log of the weighted mean of their probabilities."""
 
     def __init__(self, parts: list[nn.Module], weights: tuple[float, ...]) -> None:
         super().__init__()
@@ -155,7 +159,7 @@ def _kept(
     states: Path | None,
     networked: bool,
 ) -> bytes:
-    """What a client keeps, wherever it is kept."""
+    """The kept state of a client, from the run or from its node."""
     data = store.raw(client)
     if data is None:
         raise ValueError(f"client {client} has kept nothing; use the run's model, without it")
@@ -182,7 +186,7 @@ def _ready(
     client: int | None,
     remote: bool,
 ) -> Params | Ensemble:
-    """The model as it is tested: batch normalisation without statistics is given some."""
+    """The model as it is evaluated: static batch normalisation is recalibrated."""
     if getattr(method, "bn", "running") != "static" or not ctx.task.running_statistics:
         return model
     if remote:
@@ -202,7 +206,7 @@ def _ready(
 def _facts(
     config: Config, federation: Federation, found: Checkpoint, client: int | None
 ) -> dict[str, Any]:
-    """What whoever has nothing but the file needs to know."""
+    """Facts that a user of the file needs."""
     wish = config.experiment
     known = federation.describe()
     facts = {

@@ -1,4 +1,4 @@
-"""Plain modules of the papers, and the way to name them: `build("resnet18:width=32", ...)`."""
+"""The models of the papers as plain modules, by name: `build("resnet18:width=32", ...)`."""
 
 from gossamer.models.registry import MODELS, build, default, load, options
 

@@ -152,7 +152,7 @@ def conv6(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 class Vgg(nn.Sequential):
-    """A chain that can start from FLASH's initial values."""
+    """A sequential model that can use FLASH's initialisation."""
 
     def __init__(self, layers: OrderedDict[str, nn.Module], init: Init) -> None:
         super().__init__(layers)
@@ -160,7 +160,7 @@ class Vgg(nn.Sequential):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Overrules the layers' own initial values where `init` asks for it."""
+        """Replaces the layers' initial values if `init` asks for it."""
         if self.init == "flash":
             start_like_flash(self, norm=0.5)
 
@@ -214,7 +214,7 @@ def _wide_lenet(
     hidden: tuple[int, ...],
     double_softmax: bool,
 ) -> nn.Sequential:
-    """Two convolutions with pools of stride one, which leave a large first linear layer."""
+    """Two convolutions with pools of stride one, followed by a large linear layer."""
     channels, _, _ = image(model, shape)
     layers: dict[str, nn.Module] = {}
     for index, (before, after) in enumerate(pairwise((channels, *filters)), 1):

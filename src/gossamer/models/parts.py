@@ -1,4 +1,4 @@
-"""What the image models share: checks of shapes, sizes after convolutions, FLASH's start."""
+"""Shared by the image models: shape checks, sizes after convolutions, FLASH's initialisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def image(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def flat(model: str, shape: tuple[int, ...], layers: Iterable[nn.Module]) -> int:
-    """How many features the layers leave of an image, by arithmetic alone."""
+    """The number of features after the layers, computed from their parameters."""
     channels, *sides = image(model, shape)
     for layer in layers:
         match layer:
@@ -46,7 +46,7 @@ def flat(model: str, shape: tuple[int, ...], layers: Iterable[nn.Module]) -> int
 
 
 def divides(model: str, part: str, count: int, whole: str, total: int) -> None:
-    """An error unless `total` splits evenly into `count`."""
+    """Raises ValueError unless `count` divides `total`."""
     if total % count:
         raise ValueError(
             f"{model} cannot split {whole} {total} into {part}={count} equal parts; "

@@ -1,4 +1,4 @@
-"""From a name to a module: built-in models with options, and users' own factories."""
+"""Builds models by name: built-in ones with options, and users' own factories."""
 
 from __future__ import annotations
 
@@ -52,9 +52,17 @@ Value = int | float | bool | str | tuple[int, ...]
 def build(name: str, shape: tuple[int, ...], classes: int, **options: object) -> nn.Module:
     """A module for examples of `shape`, with one output per class.
 
-    `name` is a built-in model, with options if wanted (`resnet18:width=32,norm=group`), or a
-    factory of yours: `my.py:build` or `package.module:factory`, with options after another colon.
-    It is called with shape and classes if it takes them, otherwise without.
+    Args:
+        name: a built-in model, optionally with options (`resnet18:width=32,norm=group`), or your
+            own factory, `my.py:build` or `package.module:factory`, with options after another
+            colon. A factory is called with shape and classes if it takes them.
+        shape: of an example, without the batch dimension.
+        classes: the number of outputs.
+        options: further options, such as the size of the vocabulary.
+
+    Raises:
+        KeyError: there is no such model; the message suggests the nearest name.
+        ValueError: an option is unknown or unusable.
 
     >>> build("mlp:hidden=100x50", (4,), 3).fc3
     Linear(in_features=50, out_features=3, bias=True)
@@ -75,7 +83,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: object) ->
 
 
 def default(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
-    """A sensible first model for examples of this shape and type, by name."""
+    """The name of the default model for examples of this shape and type."""
     match shape:
         case (_,) if not (dtype.is_floating_point or dtype.is_complex):
             return "text"
@@ -98,18 +106,18 @@ def load(reference: str) -> Callable[..., object]:
     """The callable that `my.py:name` or `package.module:name` refers to."""
     place, _, name = reference.partition(":")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
-    found = getattr(module, name, None)
-    if found is None:
+    member = getattr(module, name, None)
+    if member is None:
         raise KeyError(f"{place} has no {name!r}{did_you_mean(name, vars(module))} define it there")
-    if not callable(found):
-        raise ValueError(f"{reference} is a {type(found).__name__}; name a function or a class")
-    return found  # type: ignore[no-any-return]
+    if not callable(member):
+        raise ValueError(f"{reference} is a {type(member).__name__}; name a function or a class")
+    return member  # type: ignore[no-any-return]
 
 
 def _from_file(path: Path) -> object:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give the path from {Path.cwd()}")
-    # A name made of the whole path keeps two users' `model.py` apart.
+    # The full path in the name keeps two files called `model.py` apart.
     name = "gossamer_user_" + path.resolve().as_posix().replace("/", "_").replace(".", "_")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -127,7 +135,7 @@ def _from_package(place: str) -> object:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # An import that fails inside the user's module is theirs to see.
+        # A failed import inside the user's module is shown as it is.
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         raise KeyError(
@@ -153,9 +161,9 @@ def _call(
 
 
 def _takes_two(name: str, factory: Callable[..., object], given: dict[str, object]) -> bool:
-    """Whether a factory wants shape and classes: by their names, or as what it cannot do without.
+    """Whether a factory takes shape and classes: by these names, or as its two required arguments.
 
-    `Net(hidden=10, depth=2)` could take two arguments, but does not mean these.
+    `Net(hidden=10, depth=2)` accepts two arguments, but means others.
     """
     entries = list(inspect.signature(factory).parameters.values())
     positional = [e for e in entries if e.kind in (e.POSITIONAL_ONLY, e.POSITIONAL_OR_KEYWORD)]
@@ -177,7 +185,7 @@ def _split(name: str, text: str) -> dict[str, str]:
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     for entry in entries:
         if "=" not in entry:
-            raise ValueError(f"{entry!r} in model {name!r} is no option; write option=value")
+            raise ValueError(f"{entry!r} in model {name!r} is not an option; write option=value")
     return {key.strip(): value.strip() for key, _, value in (e.partition("=") for e in entries)}
 
 
@@ -194,7 +202,7 @@ def _values(model: str, given: dict[str, object]) -> dict[str, Value]:
 
 
 def _value(option: str, hint: object, value: object) -> Value:
-    """An option's value as its factory declares it, read from text where it came as text."""
+    """An option's value in the type that its factory declares, parsed if it is text."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         if value in choices:
@@ -218,7 +226,7 @@ def _value(option: str, hint: object, value: object) -> Value:
 
 
 def _guess(value: object) -> object:
-    """What a piece of text most plainly says: a truth value, a number, sizes, or itself."""
+    """Text as a truth value, a number or sizes, if it is one of these."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "yes", "on", "false", "no", "off"):

@@ -18,9 +18,9 @@ from gossamer.models.convolutional import Init
 from gossamer.models.parts import divides, image, start_like_flash
 
 Norm = Literal["batch", "group", "static"]
-"""`static` normalises with the batch at hand and keeps no running statistics (HeteroFL)."""
+"""`static` normalises by the current batch and keeps no running statistics (HeteroFL)."""
 Shortcut = Literal["projection", "bare", "pad"]
-"""How a block's input reaches a wider output: 1x1 convolution with norm, without, or zeros."""
+"""The shortcut to a wider output: 1x1 convolution with norm, without norm, or zero padding."""
 Layer = Callable[[int], nn.Module]
 
 
@@ -41,7 +41,7 @@ class Pad(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; ReLU comes after the sum."""
+    """Two 3x3 convolutions and a shortcut; ReLU follows the sum."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Layer, kind: Shortcut) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class PreBlock(nn.Module):
-    """A block that normalises before it convolves; its sum passes on untouched."""
+    """A pre-activation block: it normalises before it convolves."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Layer, kind: Shortcut) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Overrules the layers' own initial values where `init` asks for it."""
+        """Replaces the layers' initial values if `init` asks for it."""
         if self.init == "flash":
             start_like_flash(self)
 

@@ -148,30 +148,30 @@ def measure(run: Run, log: Path, column: Column) -> float | None:
 
 def _zeros(log: Path) -> float | None:
     """The share of parameters that the server has pruned, if the method reports it."""
-    found = [event["metrics"] for event in events.read(log) if event["event"] == "measured"]
-    return number(found[-1].get("zeros")) if found else None
+    metrics = [event["metrics"] for event in events.read(log) if event["event"] == "measured"]
+    return number(metrics[-1].get("zeros")) if metrics else None
 
 
 def _value(plan: Plan, run: Run, row: Row, column: Column) -> float | None:
-    found = measure(run, plan.folder / "events.jsonl", column)
-    if found is None:
+    figure = measure(run, plan.folder / "events.jsonl", column)
+    if figure is None:
         return None
     times = row.training / training(plan.config) if column.whole else 1.0
-    return found * times / (1.0 if column.relative else UNITS[column.unit])
+    return figure * times / (1.0 if column.relative else UNITS[column.unit])
 
 
 def _related(
     mine: Mapping[int, float], theirs: Mapping[int, float], column: Column
 ) -> dict[int, float]:
     """Each seed relative to the same seed of the reference: its share, or the saving."""
-    found = {}
+    relative = {}
     for seed in mine.keys() & theirs.keys():
         above, below = mine[seed], theirs[seed]
         if column.relative == "saving":
             above, below = below, above
         if below:
-            found[seed] = above / below / UNITS[column.unit]
-    return found
+            relative[seed] = above / below / UNITS[column.unit]
+    return relative
 
 
 # forms --------------------------------------------------------------------------------------------

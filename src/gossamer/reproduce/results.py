@@ -65,19 +65,19 @@ def seconds(run: Run) -> float | None:
     return number(clock.get("seconds")) if isinstance(clock, dict) else None
 
 
-def text(found: Results) -> str:
+def text(results: Results) -> str:
     """The table for a terminal."""
-    header, body = _cells(found)
-    return f"{table(body, header)}\n{found.legend}"
+    header, body = _cells(results)
+    return f"{table(body, header)}\n{results.legend}"
 
 
-def comma_separated(found: Results) -> str:
+def comma_separated(results: Results) -> str:
     """CSV with one row per configuration and unrounded numbers: bits, FLOPs and seconds."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     columns = [column for name in CSV_FIGURES for column in (name, f"{name}_std")]
     writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", *columns])
-    for row in found.rows:
+    for row in results.rows:
         values = [v for n in CSV_FIGURES for v in (row.figures.get(n), row.spreads.get(n))]
         writer.writerow(
             [
@@ -89,11 +89,11 @@ def comma_separated(found: Results) -> str:
     return stream.getvalue()
 
 
-def latex(found: Results) -> str:
+def latex(results: Results) -> str:
     """A LaTeX `tabular` for \\input; needs the package booktabs."""
-    header, body = _cells(found)
+    header, body = _cells(results)
     names = [_marked(first) for first, *_ in body]
-    return tabular(header, names, [rest for _, *rest in body], [found.legend])
+    return tabular(header, names, [rest for _, *rest in body], [results.legend])
 
 
 def tabular(
@@ -120,7 +120,7 @@ def tabular(
     return "\n".join(lines) + "\n"
 
 
-def plain(found: Results) -> list[dict[str, Any]]:
+def plain(results: Results) -> list[dict[str, Any]]:
     """The table for programs."""
     return [
         {
@@ -130,19 +130,19 @@ def plain(found: Results) -> list[dict[str, Any]]:
             "mean": dict(row.figures),
             "std": dict(row.spreads),
         }
-        for row in found.rows
+        for row in results.rows
     ]
 
 
-def _cells(found: Results) -> tuple[list[str], list[list[str]]]:
-    shown = [n for n in ACCURACIES if any(row.figures[n] is not None for row in found.rows)]
-    timed = any(row.figures["device_seconds"] is not None for row in found.rows)
-    factor, operations = _unit([row.figures["flops"] for row in found.rows])
-    most = max((row.figures["sent"] or 0.0 for row in found.rows), default=0.0)
+def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
+    shown = [n for n in ACCURACIES if any(row.figures[n] is not None for row in results.rows)]
+    timed = any(row.figures["device_seconds"] is not None for row in results.rows)
+    factor, operations = _unit([row.figures["flops"] for row in results.rows])
+    most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
     header = ["run", *(ACCURACIES[name] for name in shown), "density"]
     header += ["Mbit up", "Mbit down", "bits", operations, *(["device time"] * timed), "time"]
     body = []
-    for row in found.rows:
+    for row in results.rows:
         figures = row.figures
         sent = figures["sent"]
         body.append(

@@ -31,8 +31,8 @@ def encode(texts: Sequence[str], known: Sequence[str], length: int = LENGTH) -> 
     numbers = {word: place for place, word in enumerate(known)}
     rows = np.full((len(texts), length), PADDING, np.int32)
     for row, text in zip(rows, texts, strict=True):
-        found = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
-        row[: len(found)] = found
+        tokens = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
+        row[: len(tokens)] = tokens
     return rows
 
 

@@ -45,8 +45,8 @@ def unpacked(path: Path, unpack: Unpack, identity: str = "", *, anew: bool = Fal
 
 
 def _seen(path: Path) -> str:
-    found = path.stat()
-    return f"{path.resolve()} {found.st_size} {found.st_mtime_ns}"
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def _short(text: str) -> str:
