@@ -147,7 +147,7 @@ def worked(
     work = job.work
     for batch in batches(ctx, job):
         work = method.step(ctx, work, batch)
-        seen(model_of(work), batch)
+        seen(work, batch)
     return method.finish(ctx, work)
 
 

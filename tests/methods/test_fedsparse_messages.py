@@ -104,7 +104,7 @@ def test_the_ledger_has_these_bits() -> None:
     assert cost.total("up").paper == 28_113_216 + 608
 
 
-PAPERS = Path(__file__).parents[2] / "papers" / "fedsparse"
+PAPERS = Path(gs.__file__).parent / "papers" / "fedsparse"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flash_cases import (
     equal,
     heard,
     inside,
+    model_of,
     net,
     played,
     rows,
@@ -110,9 +111,10 @@ def test_a_client_trains_inside_its_mask_only(name: str) -> None:
             held = Local(allowed) if exchange.down.mask is None else None  # it was told before
 
             def seen(work: Any, batch: Any, allowed: Masks = allowed, moves: bool = moves) -> None:
-                assert zero_outside(work.params, work.masks)
-                assert total(work.masks) == total(allowed)
-                assert moves or inside(work.masks, allowed)
+                model = model_of(work)
+                assert zero_outside(model.params, model.masks)
+                assert total(model.masks) == total(allowed)
+                assert moves or inside(model.masks, allowed)
 
             result = worked(method, ctx, exchange.down, held, seen)
             assert equal(result.up.model.values.values, exchange.up.model.values.values)

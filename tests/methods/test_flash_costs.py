@@ -12,6 +12,7 @@ import torch
 from flash_cases import bench, heard, rows, toy
 from torch import nn
 
+import gossamer
 from gossamer import Client, Examples, Exchange, Key, Options, Task, config
 from gossamer.accounting import (
     FLOPS,
@@ -32,7 +33,7 @@ from gossamer.wire import Revision
 from helpers import client_ctx, server_ctx
 from paper_models import COLOUR, CONVOLUTIONS, GREY
 
-PAPERS = Path(__file__).parents[2] / "papers" / "flash"
+PAPERS = Path(gossamer.__file__).parent / "papers" / "flash"
 MIDDLE = ("conv2.weight", "fc1.weight")
 MODELS = {
     "resnet18": (COLOUR, 10, CONVOLUTIONS),
