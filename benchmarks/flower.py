@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Subset
 
 from benchmarks.speed import Pictures
 from gossamer import data, models
-from gossamer.cli.flower import await_link
+from gossamer.cli.flower_processes import await_link
 from gossamer.engine import events
 from gossamer.flower.commands import CLOSED, CONNECTION, Link, configuration
 

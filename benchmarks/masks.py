@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.sparsity.algebra import ranked
-from gossamer.wire import ans, rice
-from gossamer.wire.entropy import conditional_bits, mask_bits
+from gossamer.wire.masks import ans, rice
+from gossamer.wire.masks.entropy import conditional_bits, mask_bits
 
 DENSITY = 0.1
 MOVED = 0.05

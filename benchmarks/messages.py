@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from gossamer.cli import main
-from gossamer.cli.flower import await_link, register
+from gossamer.cli.flower_processes import await_link, register
 from gossamer.engine import events
 from gossamer.flower import certs, commands
 

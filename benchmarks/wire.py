@@ -19,9 +19,10 @@ import torch
 import gossamer as gs
 from benchmarks.machine import Seconds
 from gossamer import data, models
-from gossamer.wire import Packed, Schema, decode, few, pack, rice, write
-from gossamer.wire.bits import Bits
-from gossamer.wire.entropy import conditional_bits
+from gossamer.wire import Packed, Schema, decode, pack, write
+from gossamer.wire.masks import few, rice
+from gossamer.wire.masks.bits import Bits
+from gossamer.wire.masks.entropy import conditional_bits
 
 REPEATS = 100
 ROUNDS = 4

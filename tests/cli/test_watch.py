@@ -9,25 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.watch import (
-    ACCURACIES,
-    SHARES,
-    Lines,
-    Screen,
-    follow,
-    frame,
-    sparkline,
-)
+from gossamer.cli.watch import Lines, Screen, follow
+from gossamer.cli.watch_frame import ACCURACIES, SHARES, frame, sparkline
 from gossamer.engine import replay
-from gossamer.engine.events import (
-    ClientFinished,
-    Clock,
-    Event,
-    Finished,
-    Measured,
-    Started,
-    line,
-)
+from gossamer.engine.events import ClientFinished, Clock, Event, Finished, Measured, Started, line
 from gossamer.report.live import LiveRun, Tail
 
 from .test_progress import FAILED, evaluated, finished

@@ -15,16 +15,8 @@ from torch.nn import functional
 
 from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
 from gossamer.engine import Run
-from gossamer.engine.evaluate import (
-    BINS,
-    CHUNK,
-    Evaluator,
-    density,
-    histogram,
-    mark,
-    mark_all,
-    worst_decile,
-)
+from gossamer.engine.accuracies import BINS, histogram, worst_decile
+from gossamer.engine.evaluate import CHUNK, Evaluator, density, mark, mark_all
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.methods.fedavg import Server

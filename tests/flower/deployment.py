@@ -15,7 +15,7 @@ from pathlib import Path
 from loopback import simulated
 
 from gossamer.cli import main
-from gossamer.cli.flower import await_link, register
+from gossamer.cli.flower_processes import await_link, register
 from gossamer.config import read
 from gossamer.engine import Summary
 from gossamer.engine.checkpoint import newest

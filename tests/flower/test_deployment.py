@@ -22,7 +22,8 @@ from deployment import (
 )
 
 from gossamer import engine
-from gossamer.cli.flower import _running, await_link
+from gossamer.cli.flower import _running
+from gossamer.cli.flower_processes import await_link
 from gossamer.flower import certs, commands
 from gossamer.methods import METHODS
 

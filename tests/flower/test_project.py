@@ -92,7 +92,7 @@ def test_a_server_does_not_start_beside_another(
 ) -> None:
     init(tmp_path / "app")
     monkeypatch.setattr("gossamer.cli.flower._needs_flower", lambda: None)
-    monkeypatch.setattr("gossamer.cli.flower.SILENT", 0.0)
+    monkeypatch.setattr("gossamer.cli.flower_processes.SILENT", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(tmp_path / "app"), "--insecure", "--port", port]) == 2

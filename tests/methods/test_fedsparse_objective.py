@@ -16,7 +16,7 @@ from gossamer.methods.as_published.fedsparse import FedSparseVariants, mean_of_o
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.sparsity import gated_training
 from gossamer.sparsity.gated_training import Work
-from gossamer.sparsity.groups import Grouping
+from gossamer.sparsity.grouping import Grouping
 from gossamer.sparsity.hard_concrete import HardConcrete
 from gossamer.submodels.compaction import part_of
 from helpers import server_ctx

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from gossamer.core import Batch, Key
 from gossamer.models import MODELS, build
-from gossamer.models.residual import Pad
+from gossamer.models.blocks import Pad
 from gossamer.task import Task
 from gossamer.task.layout import Layout
 

@@ -16,8 +16,9 @@ from gossamer.report import read_run, report
 from gossamer.report.curves import table, thin
 from gossamer.report.figures import best_round, cards, main_accuracy, rows
 from gossamer.report.groups import differing, grouped
-from gossamer.report.page import SHOWN, page_data
-from gossamer.report.reading import Run
+from gossamer.report.page import SHOWN
+from gossamer.report.page_data import page_data
+from gossamer.report.runs import Run
 from gossamer.report.units import bits, operations, seconds, share
 
 # groups -------------------------------------------------------------------------------------------

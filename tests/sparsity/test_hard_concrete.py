@@ -14,7 +14,8 @@ from torch.nn.functional import logsigmoid, softplus
 
 from gossamer import Key, Layout
 from gossamer.sparsity import hard_concrete
-from gossamer.sparsity.groups import Grouping, Groups
+from gossamer.sparsity.grouping import Grouping
+from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import HardConcrete
 from paper_models import COLOUR, GREY, layout_of
 

@@ -18,9 +18,10 @@ from mask_cases import (
     trained,
 )
 
-from gossamer.wire import WireError, ans, rice
-from gossamer.wire.ans import decode, encode
-from gossamer.wire.entropy import mask_bits
+from gossamer.wire import WireError
+from gossamer.wire.masks import ans, rice
+from gossamer.wire.masks.ans import decode, encode
+from gossamer.wire.masks.entropy import mask_bits
 
 needs_package = pytest.mark.skipif(
     "constriction" not in {found.name for found in importlib.metadata.distributions()},

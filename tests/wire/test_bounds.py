@@ -40,10 +40,10 @@ from gossamer.wire import (
     rice,
     room,
 )
-from gossamer.wire.bits import field, near, number
 from gossamer.wire.format import LONGEST_TEXT, message_hash
 from gossamer.wire.kinds import fingerprint_of
-from gossamer.wire.rows import Rows
+from gossamer.wire.masks.bits import field, near, number
+from gossamer.wire.masks.rows import Rows
 
 # time and memory ---------------------------------------------------------------------------------
 

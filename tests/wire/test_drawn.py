@@ -36,8 +36,8 @@ from gossamer.wire import (
     whole,
     write,
 )
-from gossamer.wire.bits import number
 from gossamer.wire.kinds import fingerprint_of
+from gossamer.wire.masks.bits import number
 from gossamer.wire.schema import type_name
 
 SHAPES: dict[str, tuple[int, ...]] = {f"layer{i}": shape for i, shape in enumerate(LENET)}

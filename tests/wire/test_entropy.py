@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from mask_cases import LENET, Masks, independent, mask_lists, mask_pairs, moved
 
-from gossamer.wire.entropy import conditional_bits, mask_bits, row_bits
+from gossamer.wire.masks.entropy import conditional_bits, mask_bits, row_bits
 
 
 def binary(chance: float) -> float:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from mask_cases import FUZZ, LENET, damaged, independent, moved, same
 from numpy.typing import NDArray
 
-from gossamer.wire import WireError, few
-from gossamer.wire.bits import BitReader, field, near, pack
-from gossamer.wire.entropy import conditional_bits
-from gossamer.wire.rice import FEW, GIVEN, decode, decode_given, encode, encode_given
+from gossamer.wire import WireError
+from gossamer.wire.masks import few
+from gossamer.wire.masks.bits import BitReader, field, near, pack
+from gossamer.wire.masks.entropy import conditional_bits
+from gossamer.wire.masks.rice import FEW, GIVEN, decode, decode_given, encode, encode_given
 
 Mask = NDArray[np.bool_]
 

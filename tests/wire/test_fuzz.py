@@ -29,7 +29,8 @@ from hostile import (
 from mask_cases import FUZZ, damaged
 from record_cases import MODES
 
-from gossamer.wire import HEADER, Revision, Schema, encode, pack, rice
+from gossamer.wire import HEADER, Revision, Schema, encode, pack
+from gossamer.wire.masks import rice
 
 BODY = HEADER + 1 + 8 + 1
 """Where changes of masks begin: behind their kind, the name of the base, and their length."""

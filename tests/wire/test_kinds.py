@@ -31,8 +31,8 @@ from gossamer.wire import (
     whole,
     write,
 )
-from gossamer.wire.entropy import conditional_bits
 from gossamer.wire.kinds import fingerprint_of
+from gossamer.wire.masks.entropy import conditional_bits
 
 MASK = {"w": torch.tensor([[True, False, True], [False, False, True]])}
 OTHER = {"w": torch.tensor([[True, True, True], [False, False, True]])}

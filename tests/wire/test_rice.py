@@ -22,9 +22,9 @@ from mask_cases import (
 )
 
 from gossamer.wire import WireError
-from gossamer.wire.bits import field, near, pack
-from gossamer.wire.entropy import conditional_bits, mask_bits
-from gossamer.wire.rice import decode, decode_given, encode, encode_given
+from gossamer.wire.masks.bits import field, near, pack
+from gossamer.wire.masks.entropy import conditional_bits, mask_bits
+from gossamer.wire.masks.rice import decode, decode_given, encode, encode_given
 
 
 def shapes_of(masks: Masks) -> list[tuple[int, ...]]:

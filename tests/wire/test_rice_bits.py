@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.wire import WireError
-from gossamer.wire.bits import BitReader, before, digits, field, near, pack, places, planes
+from gossamer.wire.masks.bits import BitReader, before, digits, field, near, pack, places, planes
 
 
 @given(st.integers(0, 2**40), st.integers(0, 40))

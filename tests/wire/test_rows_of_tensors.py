@@ -16,13 +16,14 @@ from sparse_toy import Pruned
 from torch import Tensor
 
 from gossamer.accounting import Accounting, MaskCode, paper_rows, paper_tensors
-from gossamer.accounting.dry_run import Blank, price_run
+from gossamer.accounting.blank_data import Blank
+from gossamer.accounting.dry_run import price_run
 from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import Options, Run, run
 from gossamer.engine.events import read
 from gossamer.wire import HEADER, Drawn, Mode, Packed, Revision, Row, pack, write
-from gossamer.wire.entropy import conditional_bits, conditional_parts, mask_bits, mask_parts
 from gossamer.wire.format import field_of
+from gossamer.wire.masks.entropy import conditional_bits, conditional_parts, mask_bits, mask_parts
 from helpers import mlp
 
 CODES: tuple[MaskCode, ...] = get_args(MaskCode)

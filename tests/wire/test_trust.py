@@ -26,8 +26,8 @@ from gossamer.wire import (
     encode,
     longest,
 )
-from gossamer.wire.bits import number
 from gossamer.wire.format import LONGEST_TEXT, VERSION
+from gossamer.wire.masks.bits import number
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,18 @@ method with masks at the server, which may act rarely.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
-import numpy as np
-import torch
-
-from gossamer.core import AnyMethod, Client, Data, Examples
-from gossamer.data.arrays import Floats, Pool
-from gossamer.data.budgets import facts
-from gossamer.data.federation import Augment
+from gossamer.accounting.blank_data import Blank
+from gossamer.core import AnyMethod
+from gossamer.data.inputs import Floats
 from gossamer.engine.client import Stop
 from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
 from gossamer.engine.loop import start
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
-from gossamer.task.layout import Input
 
 PROBE = 12
 """Rounds after the first that must cost the same before the rest is extrapolated."""
@@ -163,42 +156,3 @@ class _Meter:
             seconds += took * times
         timed = self._seconds is not None
         return Price(rounds, len(self._rounds), lines, flops, seconds if timed else None)
-
-
-@dataclass(frozen=True)
-class Blank:
-    """A federation whose examples are all zero and take no memory."""
-
-    input: Input
-    classes: int
-    size: int
-    examples: int
-    name: str = "blank"
-    augment: Augment | None = None
-    budgets: Floats | None = None
-
-    @cached_property
-    def pool(self) -> Sequence[Client]:
-        return Pool(np.full(self.size, self.examples), self._budgets)
-
-    @property
-    def _budgets(self) -> Floats:
-        return np.ones(self.size, np.float32) if self.budgets is None else self.budgets
-
-    @property
-    def test(self) -> Examples:
-        return self._blank(0)
-
-    def describe(self) -> Mapping[str, Any]:
-        known = {"name": self.name, "shape": self.input.shape, "classes": self.classes}
-        return {**known, **facts(self._budgets)}
-
-    def client(self, id: int) -> Data:
-        return Data(self._blank(self.examples), self._blank(0), self._blank(0))
-
-    def test_rows(self, id: int) -> np.ndarray | None:
-        return None
-
-    def _blank(self, count: int) -> Examples:
-        labels = torch.zeros(1, dtype=torch.int64).expand(count)
-        return Examples(self.input.blank(count), labels)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from gossamer import fields, models
-from gossamer.accounting.dry_run import Bits, Blank, Line, Price, price_run
+from gossamer.accounting.blank_data import Blank
+from gossamer.accounting.dry_run import Bits, Line, Price, price_run
 from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
 from gossamer.cli.parsing import (
     Parser,

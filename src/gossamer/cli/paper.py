@@ -17,7 +17,8 @@ from gossamer.engine import events
 from gossamer.report import report
 from gossamer.report.columns import table as aligned
 from gossamer.reproduce.plans import Plan
-from gossamer.reproduce.published import comma_separated, latex, legend, measured_table, plain, text
+from gossamer.reproduce.published import measured_table
+from gossamer.reproduce.published_text import comma_separated, latex, legend, plain, text
 from gossamer.reproduce.tables import SCALES, Scale, Table, described, find
 
 SMALLEST = "quick"

@@ -20,7 +20,7 @@ from gossamer.engine import Options, run
 from gossamer.engine.client import server_ctx
 from gossamer.engine.store import Store
 from gossamer.task import Task
-from gossamer.task.tracing import untouched_generators
+from gossamer.task.randomness import untouched_generators
 from gossamer.wire import record_types
 from gossamer.wire.archive import fingerprint as digest
 

@@ -11,39 +11,24 @@ a plain convolutional net and with one that has batch normalisation and dropout.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from gossamer import fields
-from gossamer.conformance.bench import Bench, Broken, Ran, Round, Story, poison, story, whole_run
+from gossamer.conformance.bench import Bench, Broken, Round, whole_run
+from gossamer.conformance.comparison import close, same_run, same_story
+from gossamer.conformance.record_promises import encodable, foreseen, measures, named, travels
+from gossamer.conformance.story import Story, poison, story
 from gossamer.conformance.toys import Tiny, normed_task, plain_task, small
-from gossamer.core import AnyMethod, Ensemble, Masks, Measures, Params, Result
+from gossamer.core import AnyMethod, Ensemble, Params
 from gossamer.engine.client import batches
-from gossamer.engine.expected import Expected
 from gossamer.engine.processor import one_torch_thread
 from gossamer.task import Task
-from gossamer.task.tracing import untouched_generators
+from gossamer.task.randomness import untouched_generators
 from gossamer.wire import (
-    Packed,
-    Revision,
-    Schema,
-    decode,
-    difference,
     dump,
-    encode,
-    flatten,
-    held,
-    load,
-    record_types,
 )
 
 ROUNDS = 4
@@ -131,102 +116,18 @@ def _settings(method: AnyMethod) -> None:
         raise Broken(f"two settings are called {doubles[0]!r}; the command line needs one of each")
 
 
-def _encodable(bench: Bench) -> None:
-    """Records that travel or are kept are equal after encoding and decoding."""
-    for round in bench.history(_travels):
-        for result in round.results:
-            _declared(bench.task, result)
-
-
-def _travels(name: str, record: object) -> None:
-    try:
-        schema = Schema.of(record)
-    except TypeError as refusal:
-        text = str(refusal).removeprefix("record")
-        raise Broken(f"{name} cannot be encoded: {name}{text}") from refusal
-    again = decode(encode(record, schema), schema, held=held(record))
-    if Schema.of(again) != schema or dump(again) != dump(record):
-        raise Broken(f"{name} changes when it is encoded and decoded")
-
-
-def _declared(task: Task, result: Result[Any, Any]) -> None:
-    """Masks fit the layout and metrics fit the event log."""
-    _fit(task, result.masks, "finish declares")
-    try:
-        json.dumps(dict(result.metrics))
-    except TypeError as refusal:
-        raise Broken(f"finish has a metric that is not a number: {refusal}") from refusal
-
-
-def _fit(task: Task, masks: Masks, who: str) -> None:
-    for leaf, mask in masks.items():
-        known = task.layout.leaves.get(leaf)
-        if known is None or mask.dtype != torch.bool or tuple(mask.shape) != known.shape:
-            raise Broken(f"{who} a mask {leaf!r} that is no bool tensor of its shape")
-
-
-def _measures(bench: Bench) -> None:
-    """Measures fit the layout and the event log; a method need not have any."""
-    measures = getattr(bench.method, "measures", None)
-    if measures is None:
-        return
-    _shown(bench.task, measures(bench.server(0), bench.init()))
-    for round in bench.history():
-        _shown(bench.task, measures(bench.server(round.number), round.merged))
-
-
-def _shown(task: Task, shown: object) -> None:
-    if not isinstance(shown, Measures):
-        raise Broken(f"measures returns a {type(shown).__name__}, not gossamer.core.Measures")
-    _fit(task, shown.masks, "measures shows")
-    for name, value in shown.metrics.items():
-        if not isinstance(value, float | int) or not math.isfinite(value):
-            raise Broken(f"measures shows a metric {name!r} that is no finite number: {value!r}")
-
-
-def _named(bench: Bench) -> None:
-    """The type of every record is named in a signature, so that it can be read back."""
-    types = record_types(bench.method)
-
-    def read_back(name: str, record: object) -> None:
-        try:
-            load(dump(record), types)
-        except ValueError as refusal:
-            raise Broken(
-                f"{name} cannot be read back from disk: {refusal}; "
-                "annotate init, down, begin and finish with the records they take and return"
-            ) from refusal
-
-    for _ in bench.history(read_back):
-        pass
-
-
-def _foreseen(bench: Bench) -> None:
-    """Every reply has a schema that the server can derive from its request."""
-    expected = Expected(bench.method)
-    for round in bench.history():
-        for exchange in round.exchanges:
-            schemas = expected(bench.server(round.number), exchange.down)
-            if reason := difference(Schema.of(exchange.up), schemas):
-                raise Broken(
-                    f"the reply of client {exchange.client.id} in round {round.number} would be "
-                    f"refused: {reason}; let its schema depend on Down alone, or let "
-                    "replies(self, ctx, down) return an example of each kind of reply"
-                )
-
-
 def _repeatable(bench: Bench) -> None:
     """The same call twice gives the same record."""
     poison(1)
     first = Story(bench, twice=True).tell()
     again = story(bench, seed=1)
-    _same_story(first, again, "is another one when all is done again; keep no state but in records")
+    same_story(first, again, "is another one when all is done again; keep no state but in records")
 
 
 def _seeded(bench: Bench) -> None:
     """No result depends on a global generator."""
     one, two = story(bench, seed=1), story(bench, seed=2)
-    _same_story(one, two, "depends on the global seeds; draw from ctx.key or ctx.common instead")
+    same_story(one, two, "depends on the global seeds; draw from ctx.key or ctx.common instead")
 
 
 def _untouched(bench: Bench) -> None:
@@ -268,7 +169,7 @@ def _arrival(bench: Bench) -> None:
         if dump(once) != dump(merged):
             raise Broken("merge reads its exchanges more than once; they come one at a time")
         reverse = bench.method.merge(ctx, round.state, iter(round.exchanges[::-1]))
-        if not _close(merged, reverse):
+        if not close(merged, reverse):
             raise Broken(f"merge of round {round.number} depends on the order of arrival")
 
 
@@ -314,12 +215,12 @@ def _fractions(bench: Bench) -> None:
         work = job.work
         for batch in batches(ctx, job):
             work = bench.method.step(ctx, work, batch)
-        _travels("Up", bench.method.finish(ctx, work).up)
+        travels("Up", bench.method.finish(ctx, work).up)
 
 
 def _parallel(bench: Bench) -> None:
     """Two workers give the same bits and the same events as one."""
-    _same_run(whole_run(bench, 1), whole_run(bench, 2), "with two workers")
+    same_run(whole_run(bench, 1), whole_run(bench, 2), "with two workers")
 
 
 def _resumable(bench: Bench) -> None:
@@ -327,13 +228,13 @@ def _resumable(bench: Bench) -> None:
     whole = whole_run(bench, 1)
     for round in sorted({1, bench.rounds - 1}):
         resumed = whole_run(bench, 1, stop_after=round)
-        _same_run(whole, resumed, f"when it is resumed after round {round}")
+        same_run(whole, resumed, f"when it is resumed after round {round}")
 
 
 PROMISES: dict[str, Promise] = {
-    "records can be encoded": _encodable,
-    "records are named in signatures": _named,
-    "replies are what the server expects": _foreseen,
+    "records can be encoded": encodable,
+    "records are named in signatures": named,
+    "replies are what the server expects": foreseen,
     "calls can be repeated": _repeatable,
     "global seeds do not matter": _seeded,
     "inputs stay unchanged": _untouched,
@@ -342,7 +243,7 @@ PROMISES: dict[str, Promise] = {
     "a failed client can be left out": _failures,
     "order of arrival does not matter": _arrival,
     "models are whole": _models,
-    "measures fit the model": _measures,
+    "measures fit the model": measures,
     "epochs may be fractional": _fractions,
     "one worker equals two": _parallel,
     "resumed equals uninterrupted": _resumable,
@@ -350,38 +251,3 @@ PROMISES: dict[str, Promise] = {
 
 
 # comparing --------------------------------------------------------------------------------------
-
-
-def _same_story(one: Mapping[str, bytes], two: Mapping[str, bytes], how: str) -> None:
-    for name in one:
-        if one[name] != two.get(name):
-            raise Broken(f"{name} {how}")
-
-
-def _same_run(wanted: Ran, other: Ran, when: str) -> None:
-    if wanted.state_hash != other.state_hash:
-        raise Broken(f"the final state of a run is another one {when}")
-    if wanted.events != other.events:
-        raise Broken(f"the events of a run are others {when}")
-
-
-def _close(one: object, two: object) -> bool:
-    return Schema.of(one) == Schema.of(two) and all(map(_close_leaf, flatten(one), flatten(two)))
-
-
-def _close_leaf(one: object, two: object) -> bool:
-    match one, two:
-        case Tensor(), Tensor() if one.shape == two.shape and one.is_floating_point():
-            return torch.allclose(one, two, rtol=1e-4, atol=1e-6, equal_nan=True)
-        case Tensor(), Tensor():
-            return torch.equal(one, two)
-        case float(), float():
-            return bool(np.isclose(one, two, rtol=1e-4, equal_nan=True))
-        case Packed(), Packed():
-            return _close_leaf(one.values, two.values)
-        case Revision(), Revision():
-            return _close_leaf(one.masks, two.masks)
-        case dict(), dict():
-            return all(_close_leaf(one[name], two[name]) for name in one)
-        case _:
-            return one == two

@@ -9,7 +9,7 @@ from torch import nn
 from gossamer import fields
 from gossamer.core import AnyMethod, Client, Data, Examples, Key
 from gossamer.task import Task
-from gossamer.task.tracing import untouched_generators
+from gossamer.task.randomness import untouched_generators
 
 SIDE, CLASSES, POOL = 6, 3, 12
 SMALL = {

@@ -5,21 +5,13 @@
 (20, 10, 2000)
 """
 
-from gossamer.data.arrays import (
-    Arrays,
-    Features,
-    Images,
-    Index,
-    Inputs,
-    Labels,
-    Pool,
-    Split,
-    Tokens,
-)
+from gossamer.data.arrays import Arrays, Index, Labels, Pool, Split
+from gossamer.data.division import Partition
 from gossamer.data.download import DownloadError
 from gossamer.data.federation import Augment, Federation
+from gossamer.data.inputs import Features, Images, Inputs, Tokens
 from gossamer.data.opening import Entry, federation, get, listing, load
-from gossamer.data.partitions import PARTITIONS, Partition, parse
+from gossamer.data.partitions import PARTITIONS, parse
 from gossamer.data.picture import picture
 from gossamer.data.sources import FORMATS, SOURCES, Source, hugging_face
 from gossamer.data.synthetic import Synthetic

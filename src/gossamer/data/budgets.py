@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.core import Key, apportion
-from gossamer.data.arrays import Floats, as_asked
+from gossamer.data.arrays import as_asked
+from gossamer.data.inputs import Floats
 
 LISTED = 20
 """More budgets than this are described as a range."""

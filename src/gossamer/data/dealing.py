@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.data.arrays import Ints
+from gossamer.data.inputs import Ints
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 

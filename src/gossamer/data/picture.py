@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gossamer.data.arrays import Ints
 from gossamer.data.federation import Federation
+from gossamer.data.inputs import Ints
 from gossamer.data.tensors import Tensors
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import Floats, Ints, Pool
+from gossamer.data.arrays import Pool
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
+from gossamer.data.inputs import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import Arrays, Floats, Index, Inputs, Ints, Pool, Rows, Scale, Split
+from gossamer.data.arrays import Arrays, Index, Pool, Split
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
+from gossamer.data.inputs import Floats, Inputs, Ints, Rows, Scale
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from gossamer.core import Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
+from gossamer.engine.accuracies import histogram, worst_decile
 from gossamer.engine.client import rows
 from gossamer.engine.events import Evaluated
 from gossamer.engine.options import Options
@@ -31,8 +32,6 @@ CHUNK = 500
 MEMORY = 256 * 2**20
 """Bytes of clients' own examples that are cached for the next evaluation."""
 
-BINS = 20
-"""Bins of the histogram of personal accuracies."""
 
 GLANCE = 64
 """Numbers of a tensor, evenly spread, that a partial digest reads."""
@@ -243,20 +242,6 @@ class Evaluator:
             test = _accuracy(task, model, self._examples.test(client))
         valid = _accuracy(task, model, self._examples.valid(client)) if self._valid else None
         return Figures(test, valid, density)
-
-
-def worst_decile(accuracies: Sequence[float]) -> float:
-    """The mean over the worst tenth of the clients, at least one."""
-    count = max(1, len(accuracies) // 10)
-    return float(np.mean(sorted(accuracies)[:count]))
-
-
-def histogram(accuracies: Sequence[float]) -> list[int]:
-    """How many clients are in each bin of [0, 1]; only the last bin includes its upper end."""
-    counts = [0] * BINS
-    for accuracy in accuracies:
-        counts[min(int(accuracy * BINS), BINS - 1)] += 1
-    return counts
 
 
 def density(layout: Layout, model: Model) -> float:

@@ -24,16 +24,10 @@ from gossamer.engine.expected import Reply
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
+from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
-from gossamer.engine.summary import (
-    UNKNOWN,
-    Summary,
-    advanced,
-    best,
-    round_finished,
-    run_started,
-)
+from gossamer.engine.summary import UNKNOWN, Summary, best, run_started
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,9 @@ import torch
 
 import gossamer
 from gossamer.accounting import Cost
-from gossamer.engine.checkpoint import Progress
 from gossamer.engine.events import (
     SCHEMA,
-    ClientFailed,
-    ClientFinished,
     Evaluated,
-    RoundFinished,
     Started,
 )
 from gossamer.engine.options import Select
@@ -177,86 +173,4 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def advanced(
-    progress: Progress,
-    finished: Sequence[ClientFinished],
-    failures: Sequence[ClientFailed],
-    timed: bool,
-    seconds: float,
-) -> Progress:
-    """Progress after one more round.
-
-    Args:
-        progress: The progress before.
-        finished: The clients that finished.
-        failures: The clients that failed, and the replies that were refused.
-        timed: Whether device time is simulated; a round takes as long as its slowest client.
-        seconds: Wall-clock seconds of the run so far.
-    """
-    devices = None
-    if timed:
-        slowest = max((event.device_seconds or 0.0 for event in finished), default=0.0)
-        devices = (progress.device_seconds or 0.0) + slowest
-    densities = [event.density for event in finished]
-    return replace(
-        progress,
-        round=progress.round + 1,
-        cost=progress.cost + spent(finished, failures),
-        density=float(np.mean(densities)) if densities else progress.density,
-        seconds=seconds,
-        device_seconds=devices,
-        failed=progress.failed + len(failures),
-    )
-
-
-def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
-    """The cost of a round; clients that failed are charged what they were sent."""
-    total = Cost()
-    for event in finished:
-        total += Cost(
-            event.up,
-            event.down,
-            event.information_up,
-            event.information_down,
-            event.paper_up,
-            event.paper_down,
-            event.flops,
-            event.examples,
-        )
-    for failure in failures:
-        total += Cost(down=failure.down, paper_down=failure.paper_down)
-    return total
-
-
-def round_finished(
-    progress: Progress, finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]
-) -> RoundFinished:
-    """A round as an event, with what the run has cost so far."""
-    failed = sorted(failure.client for failure in failures)
-    total = progress.cost
-    return RoundFinished(
-        round=progress.round,
-        clients=[event.client for event in finished if event.client not in failed],
-        failed=failed,
-        density=progress.density,
-        metrics=means([event.metrics for event in finished]),
-        up=total.up,
-        down=total.down,
-        information_up=total.information_up,
-        information_down=total.information_down,
-        paper_up=total.paper_up,
-        paper_down=total.paper_down,
-        flops=total.flops,
-        device_seconds=progress.device_seconds,
-    )
-
-
-def means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the clients that have it."""
-    names = sorted({name for each in metrics for name in each})
-    return {
-        name: float(np.mean([each[name] for each in metrics if name in each])) for name in names
     }

@@ -29,7 +29,8 @@ from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
 from gossamer.sparsity.gated_training import Work
-from gossamer.sparsity.groups import Grouping, Groups
+from gossamer.sparsity.grouping import Grouping
+from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import threshold_ascent
 from gossamer.submodels.compaction import part_of
 from gossamer.wire import EXACT, Packed, pack, unpack

@@ -13,17 +13,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from gossamer.models.convolutional import (
-    cnn7,
-    conv6,
-    femnist_cnn,
-    lenet5,
-    lenet5_caffe,
-    lenet_cifar,
-    mlp,
-    mnistnet,
-    vgg16,
-)
+from gossamer.models.convolutional import cnn7, conv6, femnist_cnn, mlp, vgg16
+from gossamer.models.lenets import lenet5, lenet5_caffe, lenet_cifar, mnistnet
 from gossamer.models.residual import resnet8, resnet18, resnet20
 from gossamer.models.sequences import char_lstm, lstm, text
 from gossamer.task.layout import did_you_mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from gossamer.report.reading import Curve
+from gossamer.report.runs import Curve
 
 MOST = 1000
 """Maximum points of a curve."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gossamer.report.curves import last, mean, spread
 from gossamer.report.groups import Group
-from gossamer.report.reading import Curve, Run
+from gossamer.report.runs import Curve, Run
 
 ACCURACIES = {
     "personal_mean": "personal models",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.report.reading import Run
+from gossamer.report.runs import Run
 
 IRRELEVANT = {
     *("experiment.seed", "options.workers", "options.checkpoint_every"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from gossamer.data import federation
 from gossamer.data.picture import subtitle, table
-from gossamer.report.reading import Run
+from gossamer.report.runs import Run
 
 MOST = 4
 """Maximum partitions in a report."""

@@ -13,7 +13,7 @@ from gossamer.report.columns import table
 from gossamer.report.curves import mean, spread
 from gossamer.report.figures import Row, main_accuracy, rows
 from gossamer.report.groups import Group, grouped
-from gossamer.report.reading import number
+from gossamer.report.runs import number
 
 MARK = "*"
 """Marks the name of a Pareto-optimal row."""

@@ -83,9 +83,7 @@ class _Compared:
 
     def mean(self) -> float:
         pairs = list(combinations(self.numbers, 2))
-        if all(number is self.numbers[0] for number in self.numbers):
-            return 0.0
-        return sum(0.0 if a is b else distance(a, b) for a, b in pairs) / len(pairs)
+        return sum(0.0 if a is b else distance(a, b) for a, b in pairs) / max(len(pairs), 1)
 
 
 @dataclass(frozen=True)

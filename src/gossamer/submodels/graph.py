@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gossamer.task.tracing import untouched_generators
+from gossamer.task.randomness import untouched_generators
 
 Calls = list[tuple[fx.Node, Any]]
 """Every node of a graph, with its value for an example."""

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from gossamer.models.residual import Pad
+from gossamer.models.blocks import Pad
 from gossamer.submodels.flow import Call, Flow, Found, Stuck, Units
 from gossamer.submodels.follow import Books, names_of
 

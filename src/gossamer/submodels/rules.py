@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gossamer.models.blocks import Pad
 from gossamer.models.convolutional import Numbers
-from gossamer.models.residual import Pad
 from gossamer.submodels.follow import Rule
 from gossamer.submodels.function_rules import (
     DIVIDE,

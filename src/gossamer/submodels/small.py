@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.core import Params
-from gossamer.models.residual import Pad
+from gossamer.models.blocks import Pad
 
 
 def shrink(

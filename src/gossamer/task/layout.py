@@ -22,7 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
-from gossamer.task.tracing import count_products, refuse_randomness
+from gossamer.task.randomness import refuse_randomness
+from gossamer.task.tracing import count_products
 
 Kind: TypeAlias = Literal[
     "conv", "linear", "lstm", "embedding", "attention", "norm", "bias", "buffer", "other"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire.bits import Bits
 from gossamer.wire.errors import WireError
 from gossamer.wire.kinds import (
     DrawnNode,
@@ -24,8 +23,9 @@ from gossamer.wire.kinds import (
     ScalarNode,
     TensorNode,
 )
+from gossamer.wire.masks.bits import Bits
+from gossamer.wire.masks.rows import view
 from gossamer.wire.mode import PLAIN, Mode
-from gossamer.wire.rows import view
 from gossamer.wire.schema import Schema, flatten
 
 Detail: TypeAlias = Literal["field", "tensor"]

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire import ans, floats, rice
-from gossamer.wire.bits import Bits
 from gossamer.wire.errors import UnknownMask, WireError
 from gossamer.wire.format import (
     CHANGES,
@@ -39,7 +37,10 @@ from gossamer.wire.kinds import (
     ScalarNode,
     TensorNode,
 )
+from gossamer.wire.masks import ans, rice
+from gossamer.wire.masks.bits import Bits
 from gossamer.wire.mode import Mode
+from gossamer.wire.numbers import floats
 from gossamer.wire.schema import Schema
 
 

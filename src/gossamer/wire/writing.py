@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire import ans, entropy, floats, rice
-from gossamer.wire.bits import Bits, number
 from gossamer.wire.format import (
     CHANGES,
     LONGEST_TEXT,
@@ -37,7 +35,10 @@ from gossamer.wire.kinds import (
     TensorNode,
     fingerprint_of,
 )
+from gossamer.wire.masks import ans, entropy, rice
+from gossamer.wire.masks.bits import Bits, number
 from gossamer.wire.mode import Mode
+from gossamer.wire.numbers import floats
 
 
 class Writer:

@@ -8,11 +8,12 @@ from pathlib import Path
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays
 from gossamer.data.sources.cifar import CIFAR10, CIFAR100
-from gossamer.data.sources.files import read_csv, read_folder, read_npz
+from gossamer.data.sources.files import read_csv, read_npz
 from gossamer.data.sources.hugging_face import hugging_face
 from gossamer.data.sources.idx import FMNIST, MNIST
 from gossamer.data.sources.leaf import FEMNIST
 from gossamer.data.sources.mini import FMNIST_MINI
+from gossamer.data.sources.pictures import read_folder
 from gossamer.data.sources.shakespeare import SHAKESPEARE
 from gossamer.data.sources.source import Remote, Source
 from gossamer.data.sources.sst2 import SST2

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Images, Ints, Labels
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes, Images, Ints
 from gossamer.data.sources.pickles import read_pickle
 from gossamer.data.sources.source import Remote, Source
 

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from gossamer.core import Key
-from gossamer.data.arrays import Arrays, Ints, Labels, Tokens
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Ints, Tokens
 from gossamer.data.sources.files import arrays_of, held_out
 from gossamer.data.sources.sst2 import encode, vocabulary
 

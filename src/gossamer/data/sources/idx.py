@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Images, Labels
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes, Images
 from gossamer.data.sources.source import Remote, Source
 from gossamer.data.sources.unpacked import unpacked
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Images, Ints, Labels
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes, Images, Ints
 from gossamer.data.sources.source import Source
 
 T = TypeVar("T")

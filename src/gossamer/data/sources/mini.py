@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Labels
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes
 from gossamer.data.sources.idx import FMNIST_IMAGES
 from gossamer.data.sources.source import Source
 from gossamer.data.sources.unpacked import unpacked

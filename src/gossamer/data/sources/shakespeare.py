@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Ints, Labels, Tokens, Windows
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes, Ints, Tokens, Windows
 from gossamer.data.sources.leaf import number, recipe, users
 from gossamer.data.sources.source import Source
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Ints, Labels, Tokens
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Ints, Tokens
 from gossamer.data.sources.source import Remote, Source
 
 LENGTH = 64

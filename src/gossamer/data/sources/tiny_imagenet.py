@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.data.arrays import Arrays, Bytes, Images, Labels
-from gossamer.data.sources.files import pillow
+from gossamer.data.arrays import Arrays, Labels
+from gossamer.data.inputs import Bytes, Images
+from gossamer.data.sources.pictures import pillow
 from gossamer.data.sources.source import Remote, Source
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gossamer.wire.bits import Bits
-from gossamer.wire.rows import view
+from gossamer.wire.masks.bits import Bits
+from gossamer.wire.masks.rows import view
 
 
 def mask_bits(masks: Sequence[Bits]) -> float:

@@ -30,8 +30,8 @@ from bisect import bisect_right
 
 import numpy as np
 
-from gossamer.wire.bits import BitReader, Bits, Line, Whole, near, pack, places, size
 from gossamer.wire.errors import WireError
+from gossamer.wire.masks.bits import BitReader, Bits, Line, Whole, near, pack, places, size
 
 MOST = 512
 """Changes that are told this way, at most; the time for them grows with their square."""

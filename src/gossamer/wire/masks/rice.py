@@ -28,8 +28,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.wire import few
-from gossamer.wire.bits import (
+from gossamer.wire.errors import WireError
+from gossamer.wire.masks import few
+from gossamer.wire.masks.bits import (
     BitReader,
     Bits,
     Line,
@@ -44,8 +45,7 @@ from gossamer.wire.bits import (
     planes,
     size,
 )
-from gossamer.wire.errors import WireError
-from gossamer.wire.rows import Rows, Shape, counts, edges, line, split
+from gossamer.wire.masks.rows import Rows, Shape, counts, edges, line, split
 
 BITMAP, FEW, GOLOMB, GIVEN = range(4)
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.wire.bits import Bits, Whole
+from gossamer.wire.masks.bits import Bits, Whole
 
 Shape: TypeAlias = tuple[int, ...]
 

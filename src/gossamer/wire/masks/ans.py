@@ -27,9 +27,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.wire.bits import Bits, Reader, Whole, pack, pack_planes, size
 from gossamer.wire.errors import WireError
-from gossamer.wire.rows import Shape, edges, line, split, view
+from gossamer.wire.masks.bits import Bits, Reader, Whole, pack, pack_planes, size
+from gossamer.wire.masks.rows import Shape, edges, line, split, view
 
 BITMAP, RANGE = 0, 5
 _VERSION = "0.5"

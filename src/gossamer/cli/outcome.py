@@ -1,0 +1,50 @@
+"""The result of a run in a few lines."""
+
+from __future__ import annotations
+
+from gossamer.cli.progress import bits
+from gossamer.engine import Summary
+
+
+def outcome(summary: Summary) -> str:
+    """The outcome of a run in a few lines."""
+    accuracy, cost = summary.accuracy, summary.cost
+    chosen = "test data" if summary.select == "test" else "validation data"
+    word = "best" if summary.select == "test" else "at best round"
+    number = accuracy["best_round"]
+    rows: list[tuple[str, object]] = [
+        ("rounds", summary.rounds),
+        (f"best round, chosen on {chosen}", None if number is None else f"{number:.0f}"),
+        ("accuracy there, on test data", accuracy["best"]),
+        (f"global accuracy, last ({word})", _pair(accuracy["global"], accuracy["global_best"])),
+        (
+            f"personal accuracy, last ({word})",
+            _pair(accuracy["personal_mean"], accuracy["personal_best"]),
+        ),
+        (
+            "worst decile, last (at best round)",
+            _pair(accuracy["personal_worst_decile"], accuracy["best_worst_decile"]),
+        ),
+        ("density, last (at best round)", _pair(summary.density, accuracy["best_density"])),
+    ]
+    if accuracy["personal_density"] is not None:
+        both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
+        rows.append(("accuracy of clients with their own model", accuracy["local_mean"]))
+        rows.append(("density of personal models", both))
+    rows += [
+        ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
+        ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),
+        ("FLOPs", f"{cost.flops:.4g}"),
+        ("seconds", f"{summary.seconds:.1f}"),
+        ("run", summary.run),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {_shown(value)}" for name, value in rows)
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _pair(last: float | None, best: float | None) -> str:
+    return "-" if last is None else f"{_shown(last)} ({_shown(best)})"

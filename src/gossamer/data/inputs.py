@@ -1,0 +1,164 @@
+"""Inputs as models take them: images, features, tokens, and windows of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gossamer.data.augment import CropAndFlip
+from gossamer.data.federation import Augment
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Scale: TypeAlias = Literal["normalised", "unit", "raw"]
+SCALES: tuple[str, ...] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How stored examples become inputs of a model."""
+
+    scale: Scale = "normalised"
+    """`normalised`, `unit` for [0, 1], or `raw` for 0..255."""
+    augment: bool = False
+    """Whether training images are cropped and mirrored."""
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ValueError(f"no scale {self.scale!r}; use one of {', '.join(SCALES)}")
+
+
+class Rows(Protocol):
+    """Examples that an array of row numbers selects; a NumPy array is one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Ints, /) -> np.ndarray: ...
+
+
+class Kind(Protocol):
+    """How stored rows become tensors; `shape` is one input without the batch dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor: ...
+    def augment(self, scale: Scale) -> Augment | None: ...
+    def facts(self, scale: Scale) -> dict[str, object]: ...
+
+
+@dataclass(frozen=True)
+class Images:
+    """Bytes of shape (rows, height, width, channels), which become channels-last NCHW floats."""
+
+    size: tuple[int, int, int]
+    """Height, width, channels, as stored."""
+    mean: tuple[float, ...]
+    """Per channel, of values in [0, 1]."""
+    std: tuple[float, ...]
+    flips: bool = False
+    """Whether a mirrored image is still of its class; only then there is an augmentation."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        height, width, channels = self.size
+        return (channels, height, width)
+
+    def affine(self, scale: Scale) -> tuple[Tensor, Tensor]:
+        """Factor and offset per channel that turn a byte into an input."""
+        return _affine(self, scale)
+
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+        factor, offset = self.affine(scale)
+        stored = torch.from_numpy(rows).reshape(-1, *self.size)
+        return stored.to(torch.float32).mul_(factor).add_(offset).permute(0, 3, 1, 2)
+
+    def augment(self, scale: Scale) -> Augment | None:
+        black = self.affine(scale)[1]
+        return CropAndFlip(padding=4, fill=tuple(black.tolist())) if self.flips else None
+
+    def facts(self, scale: Scale) -> dict[str, object]:
+        return {"mean": self.mean, "std": self.std} if scale == "normalised" else {}
+
+
+@lru_cache(maxsize=64)
+def _affine(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
+    channels = images.size[2]
+    match scale:
+        case "normalised":
+            std, mean = torch.tensor(images.std), torch.tensor(images.mean)
+            return 1 / (255 * std), -mean / std
+        case "unit":
+            return torch.full((channels,), 1 / 255), torch.zeros(channels)
+        case "raw":
+            return torch.ones(channels), torch.zeros(channels)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rows of floats of any shape, standardised per feature unless asked otherwise."""
+
+    shape: tuple[int, ...]
+    mean: Floats
+    std: Floats
+
+    @staticmethod
+    def of(train: np.ndarray) -> Features:
+        """Mean and deviation of the training rows; a constant feature keeps deviation 1."""
+        mean, std = train.mean(axis=0), train.std(axis=0)
+        std = np.where(std > 0, std, 1.0)
+        return Features(train.shape[1:], mean.astype(np.float32), std.astype(np.float32))
+
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+        values = rows.astype(np.float32)
+        if scale == "normalised":
+            values = (values - self.mean) / self.std
+        return torch.from_numpy(values)
+
+    def augment(self, scale: Scale) -> Augment | None:
+        return None
+
+    def facts(self, scale: Scale) -> dict[str, object]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Rows of token numbers, all of one length, which become int64."""
+
+    length: int
+    vocabulary: Sequence[str]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def augment(self, scale: Scale) -> Augment | None:
+        return None
+
+    def facts(self, scale: Scale) -> dict[str, object]:
+        return {"vocabulary": len(self.vocabulary)}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Overlapping windows of one long text: row i is `text[starts[i] : starts[i] + length]`."""
+
+    text: Bytes
+    starts: Ints
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, rows: Ints, /) -> np.ndarray:
+        return np.take(self.text, self.starts[rows][:, None] + np.arange(self.length))

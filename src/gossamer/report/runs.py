@@ -1,0 +1,107 @@
+"""A run as its report needs it: curves, costs and figures, read from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Curve = dict[int, float]
+"""A figure by round."""
+Line = tuple[str, str, str]
+"""A line of the ledger: direction, message, leaf."""
+EVALUATED = (
+    *("global_accuracy", "personal_mean", "personal_worst_decile", "personal_density"),
+    *("local_mean", "valid_mean"),
+)
+ROUND = ("up", "down", "paper_up", "paper_down", "flops", "device_seconds", "density")
+MOST_TEXT = 50_000
+"""Maximum characters of a configuration that are shown."""
+MOST_NUMBER = 1e100
+"""Larger numbers are ignored, so that squares do not overflow."""
+
+
+class NoRun(Exception):
+    """A folder holds no run; the text says why."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The traffic of one leaf, over all messages."""
+
+    messages: int = 0
+    sent: float = 0.0
+    information: float = 0.0
+    paper: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as far as its folder describes it."""
+
+    folder: str
+    started: Mapping[str, Any] = field(default_factory=dict)
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    """Layers of the server's masks by name: curves of `density` and `mismatch`."""
+    ledger: Mapping[Line, Bits] = field(default_factory=dict)
+    histogram: Sequence[int] = ()
+    """Clients by personal accuracy, in the last evaluation that has it."""
+    failed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The configuration as it was written."""
+    networked: bool = False
+    """Whether its clients were nodes of a Flower project."""
+    notices: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name without its path."""
+        return Path(self.folder).name or self.folder
+
+    @property
+    def method(self) -> str:
+        """The method's name from the log or the configuration, or else the folder's name."""
+        known = self.started.get("method") or self.config.get("method")
+        return known.rpartition(":")[2] if isinstance(known, str) and known else self.name
+
+    @property
+    def seed(self) -> int | None:
+        known = self.started.get("seed", self.table("experiment").get("seed"))
+        return known if isinstance(known, int) else None
+
+    @property
+    def planned(self) -> int | None:
+        """The planned number of rounds."""
+        known = self.started.get("rounds", self.table("experiment").get("rounds"))
+        return known if isinstance(known, int) else None
+
+    @property
+    def done(self) -> int:
+        """The last round in the log."""
+        return max((max(curve) for curve in self.curves.values() if curve), default=0)
+
+    @property
+    def command(self) -> str:
+        """The command that started the run, from the first line of its configuration."""
+        first = self.text.partition("\n")[0]
+        return first[1:].strip() if first.startswith("#") else ""
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A table of the configuration; empty if there is none."""
+        table = self.config.get(name)
+        return table if isinstance(table, dict) else {}
+
+    def curve(self, name: str) -> Curve:
+        """A figure by round; empty if the log does not have it."""
+        return self.curves.get(name, {})
+
+
+def number(value: object) -> float | None:
+    """A finite number of reasonable size; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < MOST_NUMBER else None  # False for NaN

@@ -1,0 +1,140 @@
+"""A measured table as text, CSV, LaTeX and plain values."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gossamer.report import columns
+from gossamer.reproduce.published import Cell, Measured
+from gossamer.reproduce.results import escaped, tabular
+from gossamer.reproduce.tables import Column
+
+NOTHING = "–"
+HEADS = ("published", "measured", "difference")
+CSV_HEADER = (
+    *("table", "row", "column", "unit", "published", "published_std"),
+    *("measured", "measured_std", "seeds", "rounds", "difference"),
+)
+
+
+def text(measured: Measured) -> str:
+    """The table for a terminal, one block per column."""
+    parts = []
+    for column, body in _blocks(measured):
+        header, *lines = _to_the_right([[_title(column), *HEADS], *body])
+        parts.append(columns.table(lines, header))
+    return "\n\n".join(parts)
+
+
+def _blocks(measured: Measured) -> Iterator[tuple[Column, list[list[str]]]]:
+    """The columns, each with the rows that have a figure in it."""
+    for column in measured.table.columns.values():
+        body = [
+            [row.title, *_words(cell, column)]
+            for row in measured.table.rows.values()
+            if (cell := measured.line(row, column)).published or cell.values
+        ]
+        if body:
+            yield column, body
+
+
+def _to_the_right(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The lines with all cells but the first aligned to the right."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        [line[0], *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in lines
+    ]
+
+
+def legend(measured: Measured) -> Iterator[str]:
+    """Notes on how to read the figures."""
+    if any(len(cell.values) > 1 for cell in measured.cells.values()):
+        yield "measured: mean over seeds ± one standard deviation, unless a note says otherwise"
+    yield "difference: percentage points for percentages, otherwise percent of the published figure"
+    if measured.short:
+        yield (
+            "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
+            "exact if all rounds cost the same, a rough estimate if models shrink"
+        )
+    yield from measured.table.notes
+
+
+def comma_separated(measured: Measured) -> str:
+    """CSV with one line per figure, in the column's unit."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for line in plain(measured):
+        writer.writerow(["" if line[name] is None else line[name] for name in CSV_HEADER])
+    return stream.getvalue()
+
+
+def latex(measured: Measured) -> str:
+    """One LaTeX `tabular` per column; needs the package booktabs."""
+    parts = [
+        tabular(
+            [_title(column), *HEADS],
+            [escaped(name) for name, *_ in body],
+            [words for _, *words in body],
+            [measured.table.source],
+        )
+        for column, body in _blocks(measured)
+    ]
+    return "\n".join([*parts, *(f"% {note}" for note in legend(measured)), ""])
+
+
+def plain(measured: Measured) -> list[dict[str, Any]]:
+    """The table for programs."""
+    lines = []
+    for row in measured.table.rows.values():
+        for column in measured.table.columns.values():
+            cell = measured.line(row, column)
+            if not cell.published and not cell.values:
+                continue
+            printed = cell.published
+            lines.append(
+                {
+                    "table": measured.table.name,
+                    "row": row.name,
+                    "column": column.name,
+                    "unit": column.unit,
+                    "published": printed.value if printed else None,
+                    "published_std": printed.std if printed else None,
+                    "measured": cell.measured,
+                    "measured_std": cell.std,
+                    "seeds": len(cell.values),
+                    "rounds": measured.rounds.get(row.name),
+                    "difference": cell.difference,
+                }
+            )
+    return lines
+
+
+def _title(column: Column) -> str:
+    return f"{column.title}, {column.unit}" if column.unit else column.title
+
+
+def _words(cell: Cell, column: Column) -> list[str]:
+    """Published, measured and difference as text."""
+    digits = ".2f" if column.unit == "%" else ".5g"
+    printed = NOTHING
+    if cell.published:
+        printed = _with_std(f"{cell.published.value:.10g}", cell.published.std)
+    measured = (
+        NOTHING if cell.measured is None else _with_std(f"{cell.measured:{digits}}", cell.std)
+    )
+    difference = NOTHING
+    if cell.difference is not None and cell.published:
+        if column.unit == "%":
+            difference = f"{cell.difference:+.2f}"
+        elif cell.published.value:
+            difference = f"{100 * cell.difference / cell.published.value:+.1f} %"
+    return [printed, measured, difference]
+
+
+def _with_std(value: str, std: float | None) -> str:
+    return value if std is None else f"{value} ± {std:.2g}"
