@@ -96,7 +96,7 @@ def test_another_version_is_refused() -> None:
     ("found", "wanted", "reason"),
     [
         (One(1), One(1), ""),
-        (One(1), Two(1), "the message is a test_forms.One, a test_forms.Two is expected"),
+        (One(1), Two(1), "the message is a One, a Two is expected"),
         (One(1), One(1.0), "values is a number or text of type int, a number or text of type"),
         (One(None), One(1), "values is nothing, a number or text of type int is expected"),
         (One((1, 2)), One((1,)), "values is a tuple of 2, a tuple of 1 is expected"),
