@@ -92,10 +92,10 @@ class Timed:
     def init(self, ctx: Any) -> gs.methods.fedavg.Server:
         return self.inner.init(ctx)
 
-    def down(self, ctx: Any, state: Any, client: Any) -> gs.methods.dense.Down:
+    def down(self, ctx: Any, state: Any, client: Any) -> gs.methods.parts.dense_model.Down:
         return self.inner.down(ctx, state, client)
 
-    def begin(self, ctx: Any, down: Any, local: gs.methods.dense.Local | None) -> Any:
+    def begin(self, ctx: Any, down: Any, local: gs.methods.parts.dense_model.Local | None) -> Any:
         SPANS.begin()
         return self.inner.begin(ctx, down, local)
 

@@ -279,7 +279,7 @@ def test_who_cannot_be_evaluated_is_left_out_of_the_figures(tmp_path: Path) -> N
     assert evaluated[0] == 12 and evaluated[-1] < 12
 
 
-def test_a_node_that_is_silent_at_the_roll_call_costs_nobody_else_the_round(tmp_path: Path) -> None:
+def test_a_node_that_is_silent_at_registration_costs_nobody_else_the_round(tmp_path: Path) -> None:
     setup = set_up("fedavg", rounds=3, eval_every=0)
 
     def fault(sent: Outgoing, answer: Message | None) -> Message | None:

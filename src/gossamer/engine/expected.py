@@ -84,7 +84,7 @@ class Expected:
             if examples is not None:
                 replies = examples(blank, down)
             else:
-                # A client does not know the pool's budgets, and this one stands for any client.
+                # A client does not know the pool's budgets, and this one represents any client.
                 blank = replace(blank, budgets=(1.0,))
                 job = self._method.begin(blank, down, None)
                 replies = [self._method.finish(blank, job.work).up]
