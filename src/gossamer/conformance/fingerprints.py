@@ -134,9 +134,7 @@ def fingerprint(method: AnyMethod, job: str, rounds: int) -> dict[str, object]:
     federation = Pictures((0.05, 0.1, 1.0) if "budgets" in job else (1.0,))
     options = Options(workers=1, eval_every=3)
     with tempfile.TemporaryDirectory() as folder:
-        summary = run(
-            method, task, federation, rounds=rounds, seed=1, out=folder, name="x", options=options
-        )
+        summary = run(method, task, federation, rounds=rounds, seed=1, out=folder, options=options)
         store = Store(Path(folder) / "rounds", record_types(method))
         store.rollback(rounds)
         kept = [store.get(id) for id in store.clients()]
