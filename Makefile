@@ -1,4 +1,4 @@
-# Every target makes what it needs from nothing: a virtual environment in .venv and all packages in it.
+# Every target sets up its own environment: a virtual environment in .venv with all packages.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[dev]"
 	@touch $(STAMP) $(DEMO)
 
-# What tools of development need, a demo does not wait for.
+# A demo does not wait for the development tools.
 $(DEMO): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) torch numpy
@@ -48,7 +48,7 @@ $(DOCS): $(STAMP)
 	$(INSTALL) --editable ".[docs]"
 	@touch $(DOCS)
 
-# The variable stops an advertisement: the theme tells of MkDocs 2, which is not installed here.
+# The variable silences a notice of the theme about MkDocs 2, which is not used here.
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"

@@ -180,11 +180,14 @@ def test_links_are_encrypted_and_nodes_authenticated_unless_asked_otherwise(tmp_
         (["serve", "APP", "--certs", "X", "--insecure"], "exclude each other"),
         (["serve", "APP", "--certs", "APP"], "has no ca.crt; `gossamer flower certs"),
         (["serve", "NOTHING", "--insecure"], "is not a project"),
-        (["join", "here", "--node", "0", "--nodes", "2"], "the server is HOST:PORT, not 'here'"),
-        (["join", "a:1", "--node", "2", "--nodes", "2"], "--node is 2, but 2 nodes"),
+        (
+            ["join", "here", "--node", "0", "--nodes", "2"],
+            "the server must be HOST:PORT, not 'here'",
+        ),
+        (["join", "a:1", "--node", "2", "--nodes", "2"], "--node 2 is out of range; 2 nodes"),
         (["join", "a:1", "--node", "0", "--nodes", "2"], "name certificates with --certs"),
-        (["flower"], "say `gossamer flower init FOLDER"),
-        (["flower", "certs", "X", "--nodes", "0"], "at least one of --nodes"),
+        (["flower"], "use `gossamer flower init FOLDER"),
+        (["flower", "certs", "X", "--nodes", "0"], "--nodes and --days must be at least 1"),
     ],
 )
 def test_commands_refuse_what_cannot_work(
