@@ -108,3 +108,12 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, said: str) ->
     method = fields.replace(FedAvgM(), {name: value})
     with pytest.raises(ValueError, match=said):
         fields.check(method)
+
+
+def test_a_value_is_found_however_deeply_it_is_nested() -> None:
+    codes = METHODS["jmwst-code"]
+    assert not hasattr(codes, "bn")
+    assert fields.value(codes, "bn") == "running"
+    assert fields.value(fields.replace(codes, {"bn": "static"}), "bn") == "static"
+    assert fields.value(codes, "nothing", 7) == 7
+    assert fields.value(object(), "bn", "running") == "running"

@@ -35,6 +35,7 @@ from typing import Any
 from gossamer import config, fields
 from gossamer.engine.events import read
 from gossamer.engine.options import Options
+from gossamer.reproduce.plans import probes
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,12 @@ def runs(options: argparse.Namespace) -> list[Run]:
             for file in map(config.locate, options.files):
                 known = config.read(file)
                 method = config.find_method(known.method)
-                defaults = {item.name: item.default for item in fields.settings(method)}
-                names = set(defaults)
+                names = {item.name for item in fields.settings(method)}
                 names |= {item.name for item in fields.settings(config.Experiment())}
                 names |= {item.name for item in fields.settings(Options())}
-                probes = "mask_every" in names and defaults["allocation"] == "sensitivity"
                 rounds = known.experiment.rounds
                 if options.train_rounds:
-                    rounds = options.train_rounds + probes
+                    rounds = options.train_rounds + probes(method)
                 settings = tuple(pair for pair in chosen if pair[0] in names)
                 planned.append(Run(file, settings, seed, rounds))
     return list(dict.fromkeys(planned))

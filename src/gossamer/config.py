@@ -166,7 +166,7 @@ class Config:
 
 def enough(method: AnyMethod, pool: int) -> None:
     """Raises ValueError if a method asks for more clients per round than the pool has."""
-    clients = getattr(method, "clients", None)
+    clients = fields.value(method, "clients")
     if isinstance(clients, int) and clients > pool:
         raise ValueError(
             f"{clients} clients per round asked for, but the pool has {pool}; "

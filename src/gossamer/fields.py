@@ -72,6 +72,13 @@ def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
             yield Setting(field.name, here, hints[field.name], value, text, field)
 
 
+def value(record: object, name: str, default: Any = None) -> Any:
+    """A setting by its flat name, however deeply it is nested."""
+    known = settings(record) if dataclasses.is_dataclass(record) else ()
+    nested = (setting.default for setting in known if setting.name == name)
+    return next(nested, getattr(record, name, default))
+
+
 def replace(record: T, values: dict[str, Any]) -> T:
     """The record with some of its (possibly nested) fields replaced, by their flat names.
 

@@ -104,9 +104,9 @@ def test_a_process_of_flower_ends_with_the_one_that_started_it(tmp_path: Path) -
         pytest.skip("the system cannot be asked for it")
     program = (
         "import os, signal, sys\n"
-        "from gossamer.cli.flower import _running\n"
+        "from gossamer.cli.flower_processes import running\n"
         "words = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
-        "with _running(words, dict(os.environ)) as child:\n"
+        "with running(words, dict(os.environ)) as child:\n"
         "    print(child.pid, flush=True)\n"
         "    child.wait()\n"
     )

@@ -31,17 +31,16 @@ from gossamer.wire import (
     Revision,
     Schema,
     WireError,
-    bits,
     decode,
     encode,
     held,
     longest,
     pack,
-    rice,
     room,
 )
 from gossamer.wire.format import LONGEST_TEXT, message_hash
 from gossamer.wire.kinds import fingerprint_of
+from gossamer.wire.masks import bits, rice
 from gossamer.wire.masks.bits import field, near, number
 from gossamer.wire.masks.rows import Rows
 

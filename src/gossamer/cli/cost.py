@@ -111,7 +111,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     classes = options.classes or (source.classes if source else 0)
     pool = wish.pool or 100
     examples = options.examples or max(1, (source.train if source else 0) // pool)
-    clients = getattr(method, "clients", pool)
+    clients = fields.value(method, "clients", pool)
     enough(method, pool)
     key = Key(wish.division_seed).fold("data", "budgets")
     budgets = deal_budgets(wish.budgets or None, pool, key)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from gossamer import fields
 from gossamer.core import Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
 from gossamer.engine.accuracies import histogram, worst_decile
@@ -129,7 +130,7 @@ class Evaluator:
         self._options = run.options
         self._workers = workers
         self._valid = run.options.select == "valid"
-        static = getattr(run.method, "bn", "running") == "static"
+        static = fields.value(run.method, "bn", "running") == "static"
         self._calibration = Calibration(run.federation, workers) if static else None
         self._remote_figures = remote_figures
         self._examples = _Examples(run.federation)

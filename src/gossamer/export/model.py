@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gossamer
-from gossamer import submodels
+from gossamer import fields, submodels
 from gossamer.config import Config, read
 from gossamer.core import AnyMethod, Ctx, Ensemble, Examples, Key, Params, budgets_of
 from gossamer.data.federation import Federation
@@ -187,7 +187,7 @@ def _ready(
     remote: bool,
 ) -> Params | Ensemble:
     """The model as it is evaluated: static batch normalisation is recalibrated."""
-    if getattr(method, "bn", "running") != "static" or not ctx.task.running_statistics:
+    if fields.value(method, "bn", "running") != "static" or not ctx.task.running_statistics:
         return model
     if remote:
         raise ValueError(

@@ -194,9 +194,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def probes(method: AnyMethod) -> bool:
     """Whether a method's first round only probes and trains nothing."""
-    assert dataclasses.is_dataclass(method)
-    parts = [getattr(method, field.name) for field in dataclasses.fields(method)]
-    return any(getattr(part, "probes", False) is True for part in parts)
+    return bool(fields.value(method, "allocation") == "sensitivity")
 
 
 def _configured(
