@@ -22,7 +22,7 @@ from deployment import (
 )
 
 from gossamer import engine
-from gossamer.cli.flower_processes import await_link, running
+from gossamer.cli import flower_processes
 from gossamer.flower import certs, commands
 from gossamer.methods import METHODS
 
@@ -138,8 +138,9 @@ def test_strange_keys_strange_authorities_and_plain_text_are_refused(tmp_path: P
     link = commands.Link("127.0.0.1", port, own)
     (tmp_path / "home").mkdir()
     environment = commands.environment(tmp_path / "home")
-    with running(commands.superlink(link, tmp_path / "state.db"), environment) as process:
-        await_link(link, process)
+    link_words = commands.superlink(link, tmp_path / "state.db")
+    with flower_processes.running(link_words, environment) as process:
+        flower_processes.await_link(link, process)
         for name, security, told in (
             ("key", ["--certs", tmp_path / "mixed"], "Failed to activate SuperNode"),
             ("authority", ["--certs", other], "CERTIFICATE_VERIFY_FAILED"),
