@@ -28,6 +28,7 @@ from gossamer.accounting import (
     visitors,
 )
 from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.methods.pffdst import Frozen
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, pack
@@ -232,3 +233,17 @@ def test_networks_are_named_or_given_by_numbers() -> None:
 def test_networks_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--network"):
         Network.parse(text)
+
+
+@dataclass(frozen=True)
+class Nested:
+    model: SparseModel
+
+
+def test_the_fields_of_a_sparse_model_need_no_prefix() -> None:
+    model = {"weight": torch.zeros(3)}, {"mean": torch.zeros(2)}
+    record = Nested(SparseModel(Packed({}, {}), *model))
+    assert paper_bits(record) == 32 * 5
+    for name in ("buffers", "model.buffers"):
+        assert paper_bits(record, Accounting(uncharged=name)) == 32 * 3
+    assert paper_bits(record, Accounting(uncharged="model")) == 0

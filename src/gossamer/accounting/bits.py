@@ -123,9 +123,13 @@ def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
 
 
 def _names(field: str) -> set[str]:
-    """The names of a nested field: `frozen.values`, and `frozen`."""
+    """What a nested field may be called: `frozen.values`, or just `frozen`.
+
+    A sparse model's own fields need no prefix: `buffers` is `model.buffers`.
+    """
     parts = field.split(".")
-    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    names = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return names | {field.removeprefix("model.")}
 
 
 def paper_tensors(
