@@ -17,8 +17,8 @@ from gossamer.engine.events import read
 from gossamer.methods.as_published import feddst as published
 from gossamer.methods.as_published.feddst import FedDSTVariants
 from gossamer.methods.as_published.repeated_draws import Sampling
-from gossamer.methods.feddst import FedDST, Server, Up, random_mask
-from gossamer.methods.parts.client_readjustment import Readjustment, quotas
+from gossamer.methods.feddst import FedDST, Server, random_mask
+from gossamer.methods.parts.client_readjustment import Readjustment, Up, quotas
 from gossamer.methods.parts.sparse_model import total
 from gossamer.optim import Training
 from gossamer.wire import Revision, pack

@@ -21,15 +21,20 @@ from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
-from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
+from gossamer.methods.parts.client_readjustment import (
+    TRAINING,
+    Readjustment,
+    Up,
+    accepted,
+    quotas,
+    readjust,
+)
 from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Average, Counts
 from gossamer.wire import Revision
-
-TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,6 @@ class Server:
 class Down:
     model: SparseModel
     mask: Revision | None  # none if the client holds it
-
-
-@dataclass(frozen=True)
-class Up:
-    model: SparseModel
-    mask: Revision | None  # in readjustment rounds only
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
-from gossamer.sparsity.gated_training import Work
 from gossamer.sparsity.grouping import Grouping
 from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import threshold_ascent
@@ -161,10 +160,10 @@ class FedSparse:
 
     # client ---------------------------------------------------------------------------------------
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[gated_training.Work]:
         return Job(self.start(ctx, down, {}), self.training.epochs, self.training.batch)
 
-    def start(self, ctx: Ctx, down: Down, held: Masks) -> Work:
+    def start(self, ctx: Ctx, down: Down, held: Masks) -> gated_training.Work:
         """Algorithm 2, lines 1 to 3; `held` is false where biases and norms stay zero."""
         groups = self.groups(ctx)
         params = receive(ctx, groups, down.model, down.alive)
@@ -180,12 +179,12 @@ class FedSparse:
         """What an open gate costs in eq. 31; `logits` are log(theta / (1 - theta))."""
         return self.lambda0 * sizes - self.cross_entropy * logits
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+    def step(self, ctx: Ctx, work: gated_training.Work, batch: Batch) -> gated_training.Work:
         drawn = [(batch, work.draws(batch.key.fold("gates")))]
         work.step(batch, drawn, self.training, self.threshold_lr)  # Algorithm 2, lines 6 to 10
         return work
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: gated_training.Work) -> Result[Up, Local]:
         groups, part = work.part.whole, work.part
         drawn = work.opened(ctx.key.fold("upload"))  # Algorithm 2, line 13
         opened, alive = groups.split(drawn), groups.split(part.alive)
@@ -198,7 +197,7 @@ class FedSparse:
         }
         return Result(up, Local(opened, model), part.active(), metrics=metrics)
 
-    def regulariser(self, work: Work, sizes: Tensor) -> Tensor:
+    def regulariser(self, work: gated_training.Work, sizes: Tensor) -> Tensor:
         """The terms of eq. 31 beside the loss of the data, with the signs of a loss."""
         share = work.positive()
         opened = share * (self.drift / 2 * work.squares() + self.lambda0 * sizes)

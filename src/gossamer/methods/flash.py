@@ -26,7 +26,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measure
 from gossamer.fields import option
 from gossamer.methods.parts import mask_learning, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import NOBODY, Local, holds, received, updated
-from gossamer.methods.parts.mask_learning import Update
+from gossamer.methods.parts.mask_learning import SCHEDULE, Update
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
@@ -34,7 +34,6 @@ from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging, Budgets, Densities
 from gossamer.wire import Drawn, Revision, WireError
 
-SCHEDULE = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
 Nested = tuple[Masks, ...]  # one set for each budget, each inside the next; the last is the model's
 
 

@@ -16,10 +16,9 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods.flash import SCHEDULE
 from gossamer.methods.parts import mask_learning, masked_training, sparse_model
 from gossamer.methods.parts.held_versions import Local
-from gossamer.methods.parts.mask_learning import Update, receive_update
+from gossamer.methods.parts.mask_learning import SCHEDULE, Update, receive_update
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Averaging

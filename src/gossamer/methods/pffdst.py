@@ -22,9 +22,8 @@ from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods.feddst import TRAINING, Up
-from gossamer.methods.parts import held_versions, masked_training, sparse_model
-from gossamer.methods.parts.client_readjustment import Readjustment, accepted, quotas, readjust
+from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
+from gossamer.methods.parts.client_readjustment import TRAINING, Readjustment, Up, accepted, quotas
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel, total
 from gossamer.optim import Training
 from gossamer.sparsity import Average, Counts
@@ -191,7 +190,8 @@ class PFFDST:
         masked_training.step(ctx, self.training, work, batch)  # Algorithm 2, line 7
         rate, density = self.rate(ctx), self.part * self.clock(ctx)[0]
         if rate and batch.step + 1 == batch.steps:
-            readjust(ctx, work, batch, quotas(ctx, density * (1 - rate)), quotas(ctx, density))
+            low, high = quotas(ctx, density * (1 - rate)), quotas(ctx, density)
+            client_readjustment.readjust(ctx, work, batch, low, high)
         return work
 
     def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, Local]:

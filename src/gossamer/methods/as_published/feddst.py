@@ -20,8 +20,9 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Me
 from gossamer.fields import option
 from gossamer.methods import feddst
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
-from gossamer.methods.feddst import TRAINING, Down, FedDST, Server, Up
+from gossamer.methods.feddst import Down, FedDST, Server
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
+from gossamer.methods.parts.client_readjustment import TRAINING, Up
 from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm

@@ -31,7 +31,7 @@ from gossamer.methods.flash import Down, Exchanges, Flash, Nested, Train, Up, jm
 from gossamer.methods.nst import NST
 from gossamer.methods.parts import held_versions, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import Local
-from gossamer.methods.parts.mask_learning import Update, receive_update
+from gossamer.methods.parts.mask_learning import SCHEDULE, Update, receive_update
 from gossamer.methods.parts.sensitivity_probe import Probe
 from gossamer.sparsity import Allocation, Densities, Rounding, Saturate
 from gossamer.wire import Drawn, Revision, WireError
@@ -342,7 +342,7 @@ def layers(names: Sequence[str], wish: str) -> list[str]:
     return found
 
 
-RELEASED = replace(flash.SCHEDULE, lr_horizon=1000, lr_lag=1)
+RELEASED = replace(SCHEDULE, lr_horizon=1000, lr_lag=1)
 LOOSE = Learning(exact=False, growth="bernoulli")
 
 

@@ -25,9 +25,8 @@ from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
-from gossamer.methods.feddst import TRAINING
 from gossamer.methods.parts import held_versions, masked_training, sensitivity_probe, sparse_model
-from gossamer.methods.parts.client_readjustment import accepted, readjust
+from gossamer.methods.parts.client_readjustment import TRAINING, accepted, readjust
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.methods.pffdst import PFFDST, Down, Local

@@ -9,9 +9,22 @@ from gossamer.core import Batch, Ctx, Masks
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training
 from gossamer.methods.parts.masked_training import Work
-from gossamer.methods.parts.sparse_model import affordable, prunable, total
+from gossamer.methods.parts.sparse_model import SparseModel, affordable, prunable, total
+from gossamer.optim import Training
 from gossamer.sparsity import Counts, Number
 from gossamer.wire import Revision, WireError
+
+TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
+"""FedDST's local training."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """A client's reply."""
+
+    model: SparseModel
+    mask: Revision | None
+    """In readjustment rounds only."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from gossamer.optim import Training
 from gossamer.sparsity import Change
 from gossamer.wire import Revision
 
+SCHEDULE = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
+"""FLASH's local training (its Table 1)."""
+
 
 @dataclass(frozen=True)
 class Update:
