@@ -179,7 +179,7 @@ def test_the_folder_of_a_run_on_a_network_has_its_settings_and_is_resumed_by_its
     ):
         assert main(words) == 2
         told = capsys.readouterr().err
-        assert "is the run of a Flower project, which `gossamer serve` continues" in told
+        assert "is the run of a Flower project; `gossamer serve` continues it" in told
 
 
 def test_a_client_of_a_network_has_the_model_that_it_has_here_and_its_node_keeps_it(
