@@ -62,11 +62,11 @@ def beside(task: Task, groups: Groups) -> dict[str, tuple[str, ...]]:
 
 def pruned_beside(task: Task, groups: Groups, alive: Masks) -> Masks:
     """Masks of biases, scales and shifts that are pruned with their groups."""
-    found: Masks = {}
+    masks: Masks = {}
     for name, names in beside(task, groups).items():
         for each in names:
-            found[each] = alive[name] & found[each] if each in found else alive[name]
-    return found
+            masks[each] = alive[name] & masks[each] if each in masks else alive[name]
+    return masks
 
 
 def _behind(task: Task) -> dict[str, Behind]:
@@ -78,7 +78,7 @@ def _behind(task: Task) -> dict[str, Behind]:
         if node.op == "call_module"
     }
     times = [id(part) for part in parts.values()]
-    found = {}
+    layers = {}
     for node, part in parts.items():
         weight = f"{node.target}.weight"
         layer = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -90,8 +90,8 @@ def _behind(task: Task) -> dict[str, Behind]:
         if isinstance(after, _NormBase | nn.GroupNorm) and times.count(id(after)) == 1:
             names += [f"{users[0].target}.{leaf}" for leaf in ("weight", "bias")]
         beside = tuple(name for name in names if name in layout.parameters)
-        found[weight] = Behind(beside, _reaches_relu(node, parts))
-    return found
+        layers[weight] = Behind(beside, _reaches_relu(node, parts))
+    return layers
 
 
 def _reaches_relu(node: fx.Node, parts: Mapping[fx.Node, nn.Module]) -> bool:

@@ -112,7 +112,7 @@ def _stays(
 ) -> np.ndarray:
     """By unit: whether it has an effect, or is trained, without weights of its own."""
     wiring = structure.wiring
-    found = np.zeros(len(wiring.removable), np.bool_)
+    stays = np.zeros(len(wiring.removable), np.bool_)
     silent = _cut_off(task, groups, alive, params)
     for name, units in wiring.rows.items():
         leaf = structure.layout[name]
@@ -121,24 +121,24 @@ def _stays(
         audible = torch.ones(leaf.shape, dtype=torch.bool)
         for quiet in (held, silent):
             audible &= quiet.get(name, audible)
-        found[units[audible.numpy()]] = True
+        stays[units[audible.numpy()]] = True
     for name, axis in zip(groups.names, groups.axes, strict=True):
         if axis == 1 and name in wiring.columns:
             # The gate of an input is trained as long as it is open, whatever the input is.
-            found[wiring.columns[name][_some(alive[name]).numpy()]] = True
-    return found
+            stays[wiring.columns[name][_some(alive[name]).numpy()]] = True
+    return stays
 
 
 def _cut_off(task: Task, groups: Groups, alive: Masks, params: Params) -> Masks:
     """Masks of biases that are false where a pruned group's bias never passes its ReLU."""
-    found: Masks = {}
+    masks: Masks = {}
     follows = behind(task)
     for name, axis in zip(groups.names, groups.axes, strict=True):
         known = follows.get(name)
         if axis == 0 and known and known.cut_off and len(known.beside) == 1:
             (bias,) = known.beside
-            found[bias] = alive[name] | (params[bias].cpu() > 0)
-    return found
+            masks[bias] = alive[name] | (params[bias].cpu() > 0)
+    return masks
 
 
 def _some(flags: Tensor) -> Tensor:

@@ -7,18 +7,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.models.blocks import Pad
-from gossamer.submodels.flow import Call, Flow, Found, Stuck, Units
+from gossamer.submodels.flow import Call, Flow, Stuck, Traced, Units
 from gossamer.submodels.follow import Books, names_of
 
 
-def layer(books: Books, call: Call) -> Found:
+def layer(books: Books, call: Call) -> Traced:
     part = call.part
     assert isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     weight, bias = names_of(call.path, ("weight", "bias"))
     count, width = part.weight.shape[:2]
     if weight not in books.layout.leaves or _shared(books.module, part):
         raise Stuck(f"{call.label} shares its weight, or computes it")
-    flow = call.found(call.node.args[0]) if call.node.args else None
+    flow = call.traced(call.node.args[0]) if call.node.args else None
     axis = call.value.ndim - 1 if isinstance(part, nn.Linear) else 1
     if isinstance(flow, Flow) and flow.axis != axis:
         raise Stuck(f"{call.label} works across them")
@@ -51,22 +51,22 @@ def _shared(module: nn.Module, part: nn.Module) -> bool:
     )
 
 
-def norm(books: Books, call: Call) -> Found:
+def norm(books: Books, call: Call) -> Traced:
     part = call.part
     assert isinstance(part, _NormBase | nn.GroupNorm)
     # By its own mean, a channel of zeros stays zero; by that of a group or of the past it does not.
     alone = isinstance(part, _NormBase) and not part.track_running_stats
     if not part.affine and not alone:
         raise Stuck(f"{call.label} has no scale and shift to silence them with")
-    found = _beside(books, call)
+    flow = _beside(books, call)
     if isinstance(part, nn.GroupNorm):
         books.norms[call.path] = part.num_groups
     elif not part.affine:
         books.bind(books.widths, call.path, _channels(books, call, part.num_features))
-    return found
+    return flow
 
 
-def _beside(books: Books, call: Call) -> Found:
+def _beside(books: Books, call: Call) -> Traced:
     """A module with a number for each channel, which goes with its unit."""
     part = call.part
     assert part is not None
@@ -76,12 +76,12 @@ def _beside(books: Books, call: Call) -> Found:
         if name in books.layout.leaves:
             count = books.layout[name].shape[0]
             books.bind(books.rows, name, _channels(books, call, count))
-    return call.found(call.node.args[0]) if call.node.args else None
+    return call.traced(call.node.args[0]) if call.node.args else None
 
 
 def _channels(books: Books, call: Call, count: int) -> Units:
     """The units of channels that a module has a number for."""
-    flow = call.found(call.node.args[0]) if call.node.args else None
+    flow = call.traced(call.node.args[0]) if call.node.args else None
     if not isinstance(flow, Flow):
         return books.given(count)
     if flow.axis != 1:
@@ -89,12 +89,12 @@ def _channels(books: Books, call: Call, count: int) -> Units:
     return flow.units
 
 
-def prelu(books: Books, call: Call) -> Found:
+def prelu(books: Books, call: Call) -> Traced:
     assert isinstance(call.part, nn.PReLU)
     return _beside(books, call) if call.part.num_parameters > 1 else through(books, call)
 
 
-def pad(books: Books, call: Call) -> Found:
+def pad(books: Books, call: Call) -> Traced:
     """Zeros behind the channels: units that go with whatever they are added to."""
     assert isinstance(call.part, Pad)
     flow = call.flow
@@ -108,5 +108,5 @@ def pad(books: Books, call: Call) -> Found:
     return Flow(units, 1)
 
 
-def through(books: Books, call: Call) -> Found:
+def through(books: Books, call: Call) -> Traced:
     return call.flow
