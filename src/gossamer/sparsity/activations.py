@@ -61,17 +61,17 @@ def pruned(task: Task, share: float) -> Task:
         if (kind := _KINDS.get(type(part))) and _plain(part):
             part.__class__ = kind
             vars(part)["forgets"] = share
-    found = Task(module, task.criterion, task.layout, task.precision, task.device)
+    sparse = Task(module, task.criterion, task.layout, task.precision, task.device)
     with _lock:
-        return known.setdefault(share, found)
+        return known.setdefault(share, sparse)
 
 
 def remembered(x: Tensor, share: float) -> Tensor:
     """True at the largest magnitudes of a tensor, without `share` of its entries, rounded down."""
     kept = ceil((1 - as_fraction(share)) * x.numel())
-    found = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
-    found[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
-    return found.reshape(x.shape)
+    mask = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
+    mask[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
+    return mask.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Product(torch.autograd.Function):
         cast = weight.to(grad.dtype)
         if how is None:
             rows = grad.flatten(0, -2)
-            found = (
+            raw = (
                 grad @ cast if wanted[0] else None,
                 rows.T @ x.flatten(0, -2) if wanted[1] else None,
                 rows.sum(0) if wanted[2] else None,
@@ -118,10 +118,10 @@ class _Product(torch.autograd.Function):
             still = [0] * len(how.stride)
             moves = (how.stride, how.padding, how.dilation, False, still, how.groups)
             bias = [weight.shape[0]]
-            found = torch.ops.aten.convolution_backward(grad, x, cast, bias, *moves, wanted)
+            raw = torch.ops.aten.convolution_backward(grad, x, cast, bias, *moves, wanted)
         kinds = (values.dtype, weight.dtype, weight.dtype)
         to_input, to_weight, to_bias = (
-            None if each is None else each.to(kind) for each, kind in zip(found, kinds, strict=True)
+            None if each is None else each.to(kind) for each, kind in zip(raw, kinds, strict=True)
         )
         return to_input, to_weight, to_bias, None, None
 
@@ -134,8 +134,8 @@ _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 
 
 def _apply(layer: nn.Module, x: Tensor, how: _Sliding | None) -> Tensor:
-    found: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
-    return found
+    output: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _convolved(layer: _ConvNd, x: Tensor) -> Tensor:
@@ -188,14 +188,14 @@ def standardised(layout: Layout, params: Params, masks: Masks, gain: float = GAI
     scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to close
     the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
     """
-    found = dict(params)
+    scaled = dict(params)
     for name, leaf in layout.leaves.items():
         if leaf.kind == "conv":
             weight = params[name]
             mask = masks.get(name)
             active = torch.ones_like(weight) if mask is None else mask.to(weight)
-            found[name] = _standardised(weight, active, gain)
-    return found
+            scaled[name] = _standardised(weight, active, gain)
+    return scaled
 
 
 def _standardised(weight: Tensor, active: Tensor, gain: float) -> Tensor:

@@ -105,8 +105,8 @@ def adjust(
     >>> params = {"w": torch.tensor([0.9, -0.5, 0.2, 0.1, 0.0, 0.0])}
     >>> masks = {"w": torch.tensor([True, True, True, True, False, False])}
     >>> importance = Importance({"w": torch.tensor([4.0, 1.0, 9.0, 0.04, 3.0, 0.01])}, rest=0.0)
-    >>> found = adjust(params, masks, importance, {"w": 1.0}, fixed=2.0, drop=0.5)
-    >>> found.masks["w"].int().tolist(), found.importance, found.time
+    >>> adjusted = adjust(params, masks, importance, {"w": 1.0}, fixed=2.0, drop=0.5)
+    >>> adjusted.masks["w"].int().tolist(), adjusted.importance, adjusted.time
     ([1, 1, 1, 0, 1, 0], 17.0, 6.0)
     """
     share = as_fraction(drop)
@@ -122,14 +122,14 @@ def adjust(
         values.append(value[places[name]])
         costs.append(np.full(len(places[name]), times[name]))
     room = None if most is None else max(most - sum(count(kept).values()), 0)
-    found = worthwhile(np.concatenate(values), np.concatenate(costs), gain, time, room)
+    additions = worthwhile(np.concatenate(values), np.concatenate(costs), gain, time, room)
     ends = np.cumsum([len(each) for each in places.values()])[:-1]
     adjusted = {}
-    for (name, mask), chosen in zip(kept.items(), np.split(found.chosen, ends), strict=True):
+    for (name, mask), chosen in zip(kept.items(), np.split(additions.chosen, ends), strict=True):
         flags = flat(mask).copy()
         flags[places[name][chosen]] = True
         adjusted[name] = shaped(flags, mask)
-    return Adjustment(adjusted, found.importance, found.time)
+    return Adjustment(adjusted, additions.importance, additions.time)
 
 
 def worthwhile(

@@ -33,9 +33,9 @@ class Budgets:
         """Whether there is more than one density."""
         return len(self.densities) > 1
 
-    def averaging(self, wish: Literal["auto", Averaging]) -> Averaging:
+    def averaging(self, choice: Literal["auto", Averaging]) -> Averaging:
         """How clients' models are averaged; `auto`: over those that can afford a weight."""
-        return ("wfa" if self.several else "fedavg") if wish == "auto" else wish
+        return ("wfa" if self.several else "fedavg") if choice == "auto" else choice
 
     def level(self, client: Client) -> int:
         """The place of a client's density among all."""

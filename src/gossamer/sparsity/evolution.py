@@ -137,24 +137,24 @@ def _strength(
     values = params
     if redistribution == "momentum":
         values = _needed(momentum, "redistribution by momentum")
-    found = {}
+    means = {}
     for name, mask in masks.items():
         chosen = magnitudes(values[name])[flat(mask)]
         mean = float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
-        found[name] = Fraction(mean) if isfinite(mean) else Fraction(0)
-    return found
+        means[name] = Fraction(mean) if isfinite(mean) else Fraction(0)
+    return means
 
 
 def _removals(
     rate: Fraction, active: Counts, sizes: Mapping[str, int], strong: Shares | None
 ) -> Counts:
-    found = {}
+    removed = {}
     shares = None if strong is None else _shares(strong)
     for name, kept in active.items():
         free = Fraction(sizes[name] - kept, max(sizes[name], 1))
         crowded = shares is not None and free < CROWDED and shares[name] * len(active) > 1
-        found[name] = ceil((min(free, rate) if crowded else rate) * kept)
-    return found
+        removed[name] = ceil((min(free, rate) if crowded else rate) * kept)
+    return removed
 
 
 def _rounded_up(shares: Shares, budget: Fraction, room: Mapping[str, int]) -> Counts:

@@ -36,8 +36,8 @@ LEAST_DRAW = 1e-6
 
 def logits(norms: Tensor, raw: Tensor, temperature: float) -> Tensor:
     """Logits of the probabilities that groups are open; thresholds are `softplus(raw)`."""
-    found: Tensor = (norms - softplus(raw)) / temperature
-    return found
+    result: Tensor = (norms - softplus(raw)) / temperature
+    return result
 
 
 def thresholds_for(norms: Tensor, share: float | Tensor, temperature: float) -> Tensor:

@@ -28,11 +28,11 @@ def cut(values: Tensor, density: float) -> float:
     >>> cut(torch.tensor([3.0, -0.5, 2.0, 0.1]), 0.5)
     2.0
     """
-    found = magnitudes(values)
-    if not len(found):
+    sizes = magnitudes(values)
+    if not len(sizes):
         return 0.0
-    place = len(found) - max(ceil(as_fraction(density) * len(found)), 1)
-    return ranked(found, place)
+    place = len(sizes) - max(ceil(as_fraction(density) * len(sizes)), 1)
+    return ranked(sizes, place)
 
 
 def above(values: Tensor, least: float) -> Tensor:
@@ -77,17 +77,17 @@ class SparseProduct(torch.autograd.Function):
         x, used = ctx.saved_tensors
         inputs, weights = ctx.needs_input_grad[:2]
         biases = ctx.biased and ctx.needs_input_grad[3]
-        found: Sequence[Tensor | None]
+        results: Sequence[Tensor | None]
         if ctx.how is None:
             rows = grad.reshape(-1, grad.shape[-1])
-            found = (
+            results = (
                 grad @ used if inputs else None,
                 rows.T @ x.reshape(-1, x.shape[-1]) if weights else None,
                 rows.sum(0) if biases else None,
             )
         else:
             how = ctx.how
-            found = torch.ops.aten.convolution_backward(
+            results = torch.ops.aten.convolution_backward(
                 grad,
                 x,
                 used,
@@ -100,7 +100,7 @@ class SparseProduct(torch.autograd.Function):
                 how.groups,
                 [inputs, weights, biases],
             )
-        return found[0], found[1], None, found[2], None, None
+        return results[0], results[1], None, results[2], None, None
 
 
 class SparseLayer(nn.Module):
@@ -144,7 +144,7 @@ class SparseLayer(nn.Module):
     def _cut(self, place: int, values: Tensor) -> float:
         if self.training and (known := float(self.swat_cuts[place])) >= 0:
             return known
-        found = cut(values, self.density)
+        least = cut(values, self.density)
         if self.training:
-            self.swat_cuts[place] = found
-        return found
+            self.swat_cuts[place] = least
+        return least

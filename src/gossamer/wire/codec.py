@@ -141,34 +141,34 @@ def choose(
     The header decides, nothing else. Where the sender's own schema is at hand (`claimed`, as in a
     simulation), the error says which leaf is another one.
     """
-    found = opened(data)
+    hashed = opened(data)
     for schema in schemas:
-        if message_hash(schema, mode) == found:
+        if message_hash(schema, mode) == hashed:
             return schema
     if claimed is not None and (reason := difference(claimed, schemas)):
         raise WireError(reason)
     wanted = " or ".join(message_hash(schema, mode).hex() for schema in schemas)
-    raise WireError(f"the message has schema {found.hex()}, {wanted} is expected")
+    raise WireError(f"the message has schema {hashed.hex()}, {wanted} is expected")
 
 
-def difference(found: Schema, wanted: Sequence[Schema]) -> str:
+def difference(received: Schema, wanted: Sequence[Schema]) -> str:
     """In one sentence, how a record is none of those wanted; empty if it is one of them.
 
     Of several it is told from the first of its own type, if there is one.
     """
-    if found in wanted:
+    if received in wanted:
         return ""
-    nearest = min(wanted, key=lambda schema: schema.name != found.name)
-    return _difference(found.root, nearest.root, "")
+    nearest = min(wanted, key=lambda schema: schema.name != received.name)
+    return _difference(received.root, nearest.root, "")
 
 
-def _difference(found: Node, wanted: Node, path: str) -> str:
-    if found == wanted:
+def _difference(received: Node, wanted: Node, path: str) -> str:
+    if received == wanted:
         return ""
     where = path or "the message"
-    if (one := _told(found)) != (other := _told(wanted)):
+    if (one := _told(received)) != (other := _told(wanted)):
         return f"{where} is {one}, {other} is expected"
-    there, here = dict(_parts(found, path)), dict(_parts(wanted, path))
+    there, here = dict(_parts(received, path)), dict(_parts(wanted, path))
     for name in here:
         if name not in there:
             return f"{name} is missing"

@@ -57,16 +57,16 @@ def longest(schema: Schema) -> int:
 
 def room(schema: Schema) -> int:
     """Bytes that reading a message is meant to take; it never takes more than twice as many."""
-    found = longest(schema)
+    total = longest(schema)
     for _, node in schema.leaves:
         match node:
             case TensorNode(dtype=torch.bool):
-                found += _mask_room(node.shape)
+                total += _mask_room(node.shape)
             case MasksNode():
-                found += sum(map(_mask_room, node.shapes))
+                total += sum(map(_mask_room, node.shapes))
             case _:
                 pass
-    return found
+    return total
 
 
 def _mask_room(shape: tuple[int, ...]) -> int:
@@ -86,20 +86,20 @@ def references(record: object) -> dict[str, Tensor]:
     """The floating-point tensors of a record by path: what differences are taken from."""
     if record is None:
         return {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
         match leaf:
             case Tensor() if leaf.dtype == torch.float32:
-                found[path] = leaf
+                tensors[path] = leaf
             case Packed():
-                found |= {
+                tensors |= {
                     f"{path}[{name}]": value
                     for name, value in leaf.values.items()
                     if value.dtype == torch.float32
                 }
             case _:
                 pass
-    return found
+    return tensors
 
 
 @lru_cache(maxsize=256)
@@ -140,8 +140,8 @@ def rounded(node: TensorNode, mode: Mode) -> bool:
 def reference_for(
     node: TensorNode, path: str, size: int, known: Mapping[str, Tensor]
 ) -> Tensor | None:
-    found = known.get(path)
-    return found if found is not None and found.numel() == size else None
+    reference = known.get(path)
+    return reference if reference is not None and reference.numel() == size else None
 
 
 def arrays(masks: Masks) -> list[Bits]:

@@ -96,7 +96,7 @@ def pack(params: Params, masks: Masks) -> Packed:
 
 def unpack(packed: Packed, masks: Masks) -> Params:
     """The tensors that were packed, zero outside their masks; other masks are a `WireError`."""
-    found = {}
+    tensors = {}
     for name, values in packed.values.items():
         shape = packed.shapes[name]
         if name not in masks:
@@ -105,7 +105,7 @@ def unpack(packed: Packed, masks: Masks) -> Params:
                     f"{name} came with {values.numel()} values for a tensor of {math.prod(shape)}; "
                     "sender and receiver have different masks"
                 )
-            found[name] = values.reshape(shape)
+            tensors[name] = values.reshape(shape)
             continue
         mask = masks[name]
         kept = int(mask.sum())
@@ -114,8 +114,8 @@ def unpack(packed: Packed, masks: Masks) -> Params:
                 f"{name} came with {values.numel()} values for a mask that keeps {kept} of "
                 f"{mask.numel()}; sender and receiver have different masks"
             )
-        found[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(mask, values)
-    return found
+        tensors[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(mask, values)
+    return tensors
 
 
 def fingerprint_of(masks: Masks) -> bytes:
@@ -186,17 +186,17 @@ def _drawn(key: Key, shape: Sequence[int], kept: int) -> NDArray[np.bool_]:
     wanted = size - kept if swapped else kept
     stream = key.numpy().bit_generator
     fair = 2**64 - 2**64 % size if size else 0  # below it, every remainder is as likely
-    found = np.zeros(size, np.bool_)
+    mask = np.zeros(size, np.bool_)
     marked = 0
     while marked < wanted:
         raw = np.asarray(stream.random_raw(wanted - marked), np.uint64)
         if fair < 2**64:
             raw = raw[raw < np.uint64(fair)]
-        found[(raw % np.uint64(size)).view(np.int64)] = True
-        marked = int(np.count_nonzero(found))
+        mask[(raw % np.uint64(size)).view(np.int64)] = True
+        marked = int(np.count_nonzero(mask))
     if swapped:
-        np.logical_not(found, out=found)
-    return found.reshape(tuple(shape))
+        np.logical_not(mask, out=mask)
+    return mask.reshape(tuple(shape))
 
 
 # nodes of a schema -------------------------------------------------------------------------------

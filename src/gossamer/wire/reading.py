@@ -66,10 +66,10 @@ class Reader:
         """All leaves in order; values come last on the wire, so they are filled in at the end."""
         first = [(path, node, self._inline(path, node)) for path, node in schema.leaves]
         blocks = self._blocks(first)
-        found = [self._value(path, node, part, blocks) for path, node, part in first]
+        leaves = [self._value(path, node, part, blocks) for path, node, part in first]
         if self.position != len(self.data):
             raise WireError(f"{len(self.data) - self.position} bytes follow the last leaf")
-        return found
+        return leaves
 
     def _inline(self, path: str, node: LeafNode) -> Any:
         """What a leaf has among the first parts: all of it, or counts and scales of its values."""
@@ -132,8 +132,8 @@ class Reader:
                 shapes = {n: t.shape for n, t in zip(node.names, node.tensors, strict=True)}
                 return Packed(values, shapes)
             case _:
-                found: Leaf = part
-                return found
+                leaf: Leaf = part
+                return leaf
 
     def _numbers(
         self,
@@ -147,13 +147,13 @@ class Reader:
         if rounded(node, self.mode):
             reference = reference_for(node, path, count, self.known)
             shaped = None if reference is None else reference.reshape(shape)
-            found = floats.from_halves(blocks.take(2, 2 * count), exponent, shape, shaped)
+            tensor = floats.from_halves(blocks.take(2, 2 * count), exponent, shape, shaped)
         else:
             width = node.dtype.itemsize
-            found = floats.from_raw(blocks.take(width, width * count), node.dtype, shape)
-        if self.finite and not _finite(found):
+            tensor = floats.from_raw(blocks.take(width, width * count), node.dtype, shape)
+        if self.finite and not _finite(tensor):
             raise WireError(f"{path} holds values that are not finite")
-        return found
+        return tensor
 
     def _blocks(self, parts: list[tuple[str, LeafNode, Any]]) -> _Blocks:
         """The blocks of values, whose sizes follow from what came before."""

@@ -129,29 +129,29 @@ def _hash(schema: Schema) -> bytes:
 
 def flatten(record: object) -> list[Leaf]:
     """The leaves of a record, in the order of its schema."""
-    found: list[Leaf] = []
-    _gather(record, found)
-    return found
+    leaves: list[Leaf] = []
+    _gather(record, leaves)
+    return leaves
 
 
-def _gather(record: object, found: list[Leaf]) -> None:
+def _gather(record: object, leaves: list[Leaf]) -> None:
     match record:
         case Tensor() | Packed() | Revision() | Drawn() | bool() | int() | float() | str():
-            found.append(record)
+            leaves.append(record)
         case None:
             pass
         case dict() if is_masks(record):
-            found.append(record)
+            leaves.append(record)
         case dict():
             for value in record.values():
-                _gather(value, found)
+                _gather(value, leaves)
         case tuple() | list():
             for value in record:
-                _gather(value, found)
+                _gather(value, leaves)
         case _ if dataclasses.is_dataclass(record):
             kind: Any = type(record)
             for name, _ in _fields(kind):
-                _gather(getattr(record, name), found)
+                _gather(getattr(record, name), leaves)
 
 
 @cache
@@ -163,14 +163,14 @@ def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
 
 def record_types(method: object) -> dict[str, type]:
     """All record types that travel or are kept, by name, as the method's signatures have them."""
-    found: dict[str, type] = {}
+    records: dict[str, type] = {}
     for name in ("init", "down", "begin", "finish"):
         hints = typing.get_type_hints(getattr(type(method), name))
         for label, hint in hints.items():
             # Work, which `begin` returns and `finish` takes, never leaves a client.
             if label != "ctx" and (name, label) not in (("begin", "return"), ("finish", "work")):
-                _collect(hint, found)
-    return found
+                _collect(hint, records)
+    return records
 
 
 def type_name(kind: type) -> str:
@@ -181,14 +181,14 @@ def type_name(kind: type) -> str:
     return kind.__qualname__
 
 
-def _collect(hint: Any, found: dict[str, type]) -> None:
+def _collect(hint: Any, records: dict[str, type]) -> None:
     for argument in typing.get_args(hint):
-        _collect(argument, found)
+        _collect(argument, records)
     if isinstance(hint, types.UnionType | type(None)):
         return
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        known = found.get(type_name(kind))
+        known = records.get(type_name(kind))
         if known is kind:
             return
         if known is not None:
@@ -196,9 +196,9 @@ def _collect(hint: Any, found: dict[str, type]) -> None:
                 f"two records of the method are called {type_name(kind)!r}, of {known.__module__} "
                 f"and of {kind.__module__}; rename one of them"
             )
-        found[type_name(kind)] = kind
+        records[type_name(kind)] = kind
         for inner in typing.get_type_hints(kind).values():
-            _collect(inner, found)
+            _collect(inner, records)
 
 
 def _node(value: object, path: str, exact: bool) -> Node:
@@ -253,7 +253,7 @@ def _tensor_node(dtype: torch.dtype, shape: torch.Size, exact: bool) -> TensorNo
 
 
 def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode, ...]:
-    found = []
+    nodes = []
     for name, values in packed.values.items():
         where = f"{path}[{name}]"
         travels = values.dtype.is_floating_point and values.dtype in _DTYPES
@@ -266,8 +266,8 @@ def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode,
         node = TensorNode(values.dtype, tuple(packed.shapes[name]), exact)
         if values.numel() > node.count:
             raise TypeError(f"{where} has {values.numel()} values, {node.count} at most")
-        found.append(node)
-    return tuple(found)
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _masks_node(masks: Masks, revises: bool) -> MasksNode:
@@ -316,9 +316,9 @@ def _read(plain: Any, types: Types) -> Node:
                 return DrawnNode(tuple(names), tuple(map(tuple, shapes)))
         case ["packed", list(names), list(tensors)] if len(names) == len(tensors):
             nodes = [_read(tensor, types) for tensor in tensors]
-            found = tuple(node for node in nodes if isinstance(node, TensorNode))
-            if len(found) == len(names) and _are_names(names):
-                return PackedNode(tuple(names), found)
+            parts = tuple(node for node in nodes if isinstance(node, TensorNode))
+            if len(parts) == len(names) and _are_names(names):
+                return PackedNode(tuple(names), parts)
         case ["dict", list(keys), list(children)] if len(keys) == len(children):
             if all(isinstance(key, str | int) for key in keys):
                 return DictNode(tuple(keys), tuple(_read(child, types) for child in children))

@@ -117,14 +117,14 @@ def _counts(density: NDArray[np.uint8]) -> Whole:
     return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
 
 
-def _unsorted(found: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
+def _unsorted(ordered: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
     """Bits that are sorted by density, put back in their places."""
-    bits = np.empty(len(found), np.bool_)
+    bits = np.empty(len(ordered), np.bool_)
     at = edges(counts)
-    for start in range(0, len(found), _PART):
+    for start in range(0, len(ordered), _PART):
         part = density[start : start + _PART]
         some = np.bincount(part, minlength=256)
-        pieces = [found[at[each] : at[each] + some[each]] for each in np.flatnonzero(some)]
+        pieces = [ordered[at[each] : at[each] + some[each]] for each in np.flatnonzero(some)]
         bits[start : start + _PART][np.argsort(part, kind="stable")] = np.concatenate(pieces)
         at[:-1] += some
     return bits
@@ -135,7 +135,7 @@ def _describe(
 ) -> tuple[bytes, NDArray[np.uint8]]:
     """The classes and cells of all tensors, as bytes, and the density of each bit."""
     ranked = [_rank(mask, table) for mask, table in zip(masks, tables, strict=True)]
-    ones = np.stack([found for _, _, found in ranked])
+    ones = np.stack([pairs for _, _, pairs in ranked])
     sizes = np.stack(
         [
             np.outer(np.bincount(rows, minlength=16), np.bincount(some, minlength=16)) * table.depth
@@ -171,10 +171,10 @@ def _rank(mask: Bits, table: Table) -> tuple[Whole, Whole, Whole]:
 
 def _sixteenths(places: Whole, length: int) -> Whole:
     """Sixteen classes of equal size, sparsest first."""
-    found = np.empty(length, np.int64)
+    classes = np.empty(length, np.int64)
     ranking = np.argsort(np.bincount(places, minlength=length), kind="stable")
-    found[ranking] = np.arange(length) * _FINEST // length
-    return found
+    classes[ranking] = np.arange(length) * _FINEST // length
+    return classes
 
 
 def _cheapest(
@@ -188,7 +188,7 @@ def _cheapest(
     inner = np.clip(share, 1e-300, 1 - 1e-16)
     bits = sizes * -(share * np.log2(inner) + (1 - share) * np.log2(1 - inner))
     costs = _LEVEL @ bits @ _LEVEL.T
-    found = []
+    levels = []
     for cost, table in zip(costs, tables, strict=True):
         level = np.arange(_LEVELS)
         cost = cost + 8 * (1 << (level[:, None] + level))
@@ -196,8 +196,8 @@ def _cheapest(
         cost[1 << level > table.rows] = np.inf
         cost[:, (1 << level > table.columns) | (level > 4 * columns)] = np.inf
         i, j = divmod(int(cost.argmin()), _LEVELS)
-        found.append((i, j))
-    return found
+        levels.append((i, j))
+    return levels
 
 
 def _nearest(ones: Whole, sizes: Whole) -> NDArray[np.uint8]:
@@ -209,7 +209,7 @@ def _nearest(ones: Whole, sizes: Whole) -> NDArray[np.uint8]:
 
 
 def _read_densities(reader: Reader, tables: Sequence[Table]) -> NDArray[np.uint8]:
-    found = [np.empty(0, np.uint8)]
+    parts = [np.empty(0, np.uint8)]
     for head, table in zip(reader.take(len(tables), "levels").tolist(), tables, strict=True):
         i, j = head & 15, head >> 4
         if max(i, j) >= _LEVELS or 1 << i > table.rows or 1 << j > table.columns:
@@ -220,8 +220,8 @@ def _read_densities(reader: Reader, tables: Sequence[Table]) -> NDArray[np.uint8
         rows = reader.planes(table.rows, i, "classes of rows")
         columns = reader.planes(table.columns, j, "classes of columns")
         cells = reader.take(1 << i + j, "densities").reshape(1 << i, 1 << j)
-        found.append(table.densities(rows, columns, cells))
-    return np.concatenate(found)
+        parts.append(table.densities(rows, columns, cells))
+    return np.concatenate(parts)
 
 
 def _code(bits: Bits, counts: Whole) -> bytes:
@@ -249,8 +249,8 @@ def _decode(words: bytes, counts: Whole) -> Bits:
                 symbols = decoder.decode(_model(density), size(count))
             except AssertionError as refusal:
                 raise WireError("a mask has words that no range coder writes") from refusal
-            found = np.unpackbits(symbols.astype(np.uint8), count=count, bitorder="little")
-            bits[ends[density] : ends[density + 1]] = found
+            decoded = np.unpackbits(symbols.astype(np.uint8), count=count, bitorder="little")
+            bits[ends[density] : ends[density + 1]] = decoded
     if _code(bits, counts) != words:
         raise WireError("a mask has other words than its bits encode to")
     return bits

@@ -42,11 +42,11 @@ def pack_planes(values: Numbers, width: int) -> bytes:
 def planes(values: Numbers, width: int) -> Line:
     """What `pack_planes` packs."""
     low = _small(values, width)
-    found = np.empty((width, len(low)), np.uint8)
+    bits = np.empty((width, len(low)), np.uint8)
     for place in range(width):
-        found[place] = low >> place
-    found &= 1
-    return found.reshape(-1)
+        bits[place] = low >> place
+    bits &= 1
+    return bits.reshape(-1)
 
 
 def digits(values: Numbers) -> Line:
@@ -54,10 +54,10 @@ def digits(values: Numbers) -> Line:
     count = -(-len(values) // _DIGITS)
     filled = np.zeros((_DIGITS, count), np.uint8)
     filled.reshape(-1)[: len(values)] = values
-    found = filled[-1]
+    packed = filled[-1]
     for row in filled[-2::-1]:
-        found = found * np.uint8(3) + row
-    return np.unpackbits(found, bitorder="little")
+        packed = packed * np.uint8(3) + row
+    return np.unpackbits(packed, bitorder="little")
 
 
 def field(value: int, width: int) -> Line:
@@ -77,11 +77,11 @@ def near(value: int, order: int) -> Line:
 
 def number(value: int) -> bytes:
     """A whole number in as many bytes as it needs, seven bits in each, the lowest first."""
-    found = bytearray()
+    data = bytearray()
     while value > 127:
-        found.append(128 | (value & 127))
+        data.append(128 | (value & 127))
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*data, value])
 
 
 def places(bits: Bits) -> Whole:
@@ -104,8 +104,8 @@ def before(bits: Bits, where: Whole) -> Whole:
     np.cumsum(_sum_of_bytes(eights[:-1]), out=sums[1:])
     index, rest = where >> 3, (where & 7).astype(np.uint64)
     masks = (np.uint64(1) << (rest << np.uint64(3))) - np.uint64(1)
-    found: Whole = sums[index] + _sum_of_bytes(eights[index] & masks)
-    return found
+    ones: Whole = sums[index] + _sum_of_bytes(eights[index] & masks)
+    return ones
 
 
 def _sum_of_bytes(words: NDArray[np.uint64]) -> Whole:
@@ -133,10 +133,10 @@ class Reader:
 
     def bits(self, count: int, what: str) -> Bits:
         """The next zeros and ones, up to the end of a byte."""
-        found = self.take(size(count), what)
-        if count % 8 and int(found[-1]) >> (count % 8):
+        packed = self.take(size(count), what)
+        if count % 8 and int(packed[-1]) >> (count % 8):
             raise WireError(f"{what} of a mask end in a byte whose unused bits are not zero")
-        return np.unpackbits(found, count=count, bitorder="little").view(np.bool_)
+        return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
     def planes(self, count: int, width: int, what: str) -> Whole:
         """As many numbers as `pack_planes` packed."""
@@ -194,12 +194,12 @@ class BitReader:
         rest = self.bytes(-(-count // _DIGITS), what)
         if (rest >= 3**_DIGITS).any():
             raise WireError(f"{what} of a mask have a byte of {rest.max()}; digits stay below 243")
-        found = np.empty((_DIGITS, len(rest)), np.uint8)
-        for row in found:
+        columns = np.empty((_DIGITS, len(rest)), np.uint8)
+        for row in columns:
             thirds = rest // np.uint8(3)
             np.subtract(rest, thirds * np.uint8(3), out=row)
             rest = thirds
-        line = found.reshape(-1)
+        line = columns.reshape(-1)
         if line[count:].any():
             raise WireError(f"{what} of a mask end in a byte whose unused digits are not zero")
         return line[:count]
@@ -222,7 +222,7 @@ def _small(values: Numbers, width: int) -> Small:
 
 
 def _from_planes(bits: Line, count: int, width: int) -> Small:
-    found = _small(np.zeros(count, np.uint8), width)
+    values = _small(np.zeros(count, np.uint8), width)
     for place, plane in enumerate(bits.reshape(width, count)):
-        found |= _small(plane, width) << np.uint8(place)
-    return found
+        values |= _small(plane, width) << np.uint8(place)
+    return values

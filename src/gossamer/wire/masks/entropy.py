@@ -27,12 +27,12 @@ def mask_parts(masks: Sequence[Bits]) -> list[float]:
 
 def row_bits(masks: Sequence[Bits]) -> float:
     """The limit if every row has a chance of its own; never more than `mask_bits`."""
-    found = []
+    limits = []
     for mask in masks:
         rows, length = view(mask.shape)
         ones = np.count_nonzero(mask.reshape(rows, length), axis=1)
-        found += [_bits(count, length) for count in ones.tolist()]
-    return math.fsum(found)
+        limits += [_bits(count, length) for count in ones.tolist()]
+    return math.fsum(limits)
 
 
 def conditional_bits(masks: Sequence[Bits], known: Sequence[Bits]) -> float:

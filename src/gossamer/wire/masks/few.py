@@ -91,8 +91,8 @@ def revise(reader: BitReader, bits: Bits) -> None:
 def _between(held: Whole, numbers: Whole) -> Whole:
     """Where places stand that are told by their numbers among all that are not held."""
     passed = held - np.arange(len(held))
-    found: Whole = numbers + np.searchsorted(passed, numbers, side="right")
-    return found
+    positions: Whole = numbers + np.searchsorted(passed, numbers, side="right")
+    return positions
 
 
 def _put(number: int, chosen: Bits) -> int:
@@ -108,13 +108,13 @@ def _put(number: int, chosen: Bits) -> int:
 
 def _take(number: int, count: int, length: int) -> tuple[int, list[int]]:
     """The number without so many places, and these."""
-    found: list[int] = []
+    taken: list[int] = []
     for held in range(count):
         number, place = divmod(number, length - held)
-        index = bisect_right(range(held), place, key=lambda each: found[each] - each)
-        found.insert(index, place + index)
+        index = bisect_right(range(held), place, key=lambda each: taken[each] - each)
+        taken.insert(index, place + index)
         number = number * (held + 1) + index
-    return number, found
+    return number, taken
 
 
 def _bits(number: int) -> Line:

@@ -199,8 +199,8 @@ def _body(bits: Bits, rows: Rows) -> list[Line]:
 
 
 def _length(span: slice) -> int:
-    found: int = span.stop - span.start
-    return found
+    length: int = span.stop - span.start
+    return length
 
 
 def _swap(bits: Bits, rows: Rows, swapped: Sequence[bool]) -> None:

@@ -66,9 +66,9 @@ class Rows:
 
 def edges(lengths: Whole | Sequence[int]) -> Whole:
     """Running sums, from zero."""
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    sums = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=sums[1:])
+    return sums
 
 
 def view(shape: Shape) -> tuple[int, int]:

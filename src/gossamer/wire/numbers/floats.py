@@ -56,8 +56,8 @@ def from_halves(
 def squeeze(data: bytes, width: int) -> bytes:
     """Bytes of numbers `width` bytes wide, compressed by place; empty if that is no gain."""
     places = np.frombuffer(data, np.uint8).reshape(-1, width).T
-    found: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(places.tobytes())
-    return found if len(found) < len(data) else b""
+    packed: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(places.tobytes())
+    return packed if len(packed) < len(data) else b""
 
 
 def unsqueeze(data: memoryview, width: int, size: int) -> memoryview:
