@@ -164,13 +164,13 @@ def _needed(sources: list[Source], member: str) -> set[str]:
                 waiting += each.uses
             for name in each.defines:
                 uses.setdefault(name, set()).update(each.uses)
-    found: set[str] = set()
+    names: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in uses and name not in found:
-            found.add(name)
+        if name in uses and name not in names:
+            names.add(name)
             waiting += uses[name]
-    return found
+    return names
 
 
 def _import_block(imports: Imports) -> str:

@@ -25,13 +25,13 @@ def _imported() -> Mapping[str, frozenset[str]]:
         if path.name != "__init__.py":
             parts = path.relative_to(root.parents[1]).with_suffix("").parts
             texts[".".join(parts)] = path.read_text(encoding="utf-8")
-    found = {}
+    imports = {}
     for name, text in texts.items():
         targets = [t for node in ast.walk(ast.parse(text)) for t in _targets(node)]
-        found[name] = (
+        imports[name] = (
             frozenset(inner_module(target, texts) or "" for target in targets) & texts.keys()
         )
-    return found
+    return imports
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[str, str, str | None]]:
@@ -55,29 +55,29 @@ def only_used_by(module: str, excluded: set[str]) -> list[str]:
     """Modules without a method that only this one imports, itself or through such modules."""
     imported = _imported()
     own = {type(method).__module__ for method in methods.METHODS.values()}
-    found: list[str] = []
+    private: list[str] = []
     waiting = True
     while waiting:
-        inside = {module, *found}
+        inside = {module, *private}
         reached = {name for each in inside for name in imported.get(each, ())}
         waiting = False
         for name in sorted(reached - inside - own - excluded):
             users = {each for each, names in imported.items() if name in names}
             if users <= inside:
-                found.append(name)
+                private.append(name)
                 waiting = True
-    return sorted(found, key=lambda name: len(_below(name)))  # what is imported comes first
+    return sorted(private, key=lambda name: len(_below(name)))  # what is imported comes first
 
 
 def _below(module: str) -> set[str]:
     """All modules that a module imports, at any depth."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [module]
     while waiting:
-        new = _imported().get(waiting.pop(), frozenset()) - found
-        found |= new
+        new = _imported().get(waiting.pop(), frozenset()) - reached
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,25 @@ class Source:
 
 
 def parsed(name: str, text: str) -> Source:
-    found = Source(name)
+    source = Source(name)
     lines = text.splitlines()
     before = 0
     for place, node in enumerate(ast.parse(text).body):
         end = node.end_lineno or node.lineno
         here, before = "\n".join(lines[before:end]), end
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.imports |= {local: (module, name) for local, module, name in _targets(node)}
+            source.imports |= {local: (module, name) for local, module, name in _targets(node)}
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if place == 0:
-                found.docstring = here
-            elif found.statements:  # the docstring of an assignment
-                last = found.statements[-1]
-                found.statements[-1] = dataclasses.replace(last, text=f"{last.text}\n{here}")
+                source.docstring = here
+            elif source.statements:  # the docstring of an assignment
+                last = source.statements[-1]
+                source.statements[-1] = dataclasses.replace(last, text=f"{last.text}\n{here}")
         else:
             uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            found.statements.append(Statement(here, _defined(node), frozenset(uses)))
-            found.local |= _bound(node) - _defined(node)
-    return found
+            source.statements.append(Statement(here, _defined(node), frozenset(uses)))
+            source.local |= _bound(node) - _defined(node)
+    return source
 
 
 def _defined(node: ast.stmt) -> frozenset[str]:
