@@ -1,9 +1,9 @@
 """Training with less memory: layers keep only their largest inputs for the gradient.
 
-The input is most of what a layer keeps for its gradient. `pruned` makes a task whose layers keep
-only the largest entries of it: the forward pass is exact, and so is the gradient that goes back to
-the layer before; the gradient of the weights is that of the entries kept. How much small entries
-matter depends on their distribution, which `standardised` weights control without BatchNorm.
+Most of the memory of a layer's backward pass is its input. `pruned` returns a task whose layers
+store only the largest entries of their inputs. The forward pass and the gradient of the input are
+exact; the gradient of the weights is computed from the stored entries. The effect of small entries
+depends on their distribution, which `standardised` weights control without BatchNorm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gossamer.task.layout import Layout
 GAIN = sqrt(2 / (1 - 1 / pi))
 """Preserves the variance of signals through a ReLU (Brock et al., ICLR 2021)."""
 LEAST = 1e-6
-"""Added to variances, so that equal weights have a gradient."""
+"""Added to variances for numerical stability: equal weights have variance zero."""
 
 _lock = threading.Lock()
 _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
@@ -39,11 +39,11 @@ _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
 
 
 def pruned(task: Task, share: float) -> Task:
-    """The same task, with convolutions and linear layers that forget `share` of their inputs.
+    """The same task, with convolutions and linear layers that discard `share` of their inputs.
 
-    The smallest entries of a whole batch are forgotten. Layers that read the data keep all of it,
-    since it is in memory anyway, and so do convolutions that do not pad with zeros. The same call
-    returns the same task, which serves one thread at a time like any other.
+    The smallest entries of a whole batch are discarded. Layers that read the data keep all of it,
+    since it is in memory anyway, and so do convolutions that do not pad with zeros. Results are
+    cached; like any task, they serve one thread at a time.
 
     Raises:
         ValueError: `share` is not at least 0 and below 1.
@@ -67,7 +67,7 @@ def pruned(task: Task, share: float) -> Task:
 
 
 def remembered(x: Tensor, share: float) -> Tensor:
-    """True at the largest magnitudes of a tensor, without `share` of its entries, rounded down."""
+    """A mask of the largest magnitudes; excludes `share` of the entries, rounded down."""
     kept = ceil((1 - as_fraction(share)) * x.numel())
     mask = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
     mask[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
@@ -76,7 +76,7 @@ def remembered(x: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sliding:
-    """How a convolution moves over its input."""
+    """The geometry of a convolution."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -85,7 +85,7 @@ class _Sliding:
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer or a convolution that keeps a part of its input."""
+    """A linear layer or a convolution that stores a part of its input."""
 
     @staticmethod
     def forward(
@@ -103,7 +103,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, mask, weight = ctx.saved_tensors
         (grad,), how, wanted = grads, ctx.how, ctx.needs_input_grad[:3]
-        # 16-bit arithmetic casts in the forward pass, and the backward pass must follow.
+        # Autocast changes dtypes in the forward pass; the backward pass must use the same ones.
         x = torch.zeros(mask.shape, dtype=grad.dtype, device=grad.device)
         x.masked_scatter_(mask, values.to(grad.dtype))
         cast = weight.to(grad.dtype)
@@ -172,7 +172,7 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _plain(part: nn.Module) -> bool:
-    """Whether a layer pads with zeros, by a number of them, if it pads at all."""
+    """Whether a layer does not pad, or pads by a fixed number of zeros."""
     if not isinstance(part, _ConvNd):
         return True
     return part.padding_mode == "zeros" and not isinstance(part.padding, str)
@@ -184,7 +184,7 @@ def _plain(part: nn.Module) -> bool:
 def standardised(layout: Layout, params: Params, masks: Masks, gain: float = GAIN) -> Params:
     """Parameters whose filters have mean zero and norm `gain` over their active weights.
 
-    Pruned weights stay zero, and a filter with a single active weight stays as it is. This is the
+    Pruned weights stay zero; a filter with a single active weight is not changed. This is the
     scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to close
     the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
     """

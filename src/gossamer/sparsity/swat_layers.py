@@ -1,4 +1,4 @@
-"""Layers of SWAT: few weights forward, few inputs for the gradient of the weights."""
+"""SWAT layers: sparse weights, and sparse inputs for the gradient of the weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gossamer.sparsity import as_fraction
 from gossamer.sparsity.algebra import magnitudes, ranked
 
 CUTS = "swat_cuts"
-"""The buffer of a sparse layer: from which magnitude on weights count, and from which inputs do."""
+"""The buffer of a sparse layer: the cuts (minimum magnitudes) of its weights and of its inputs."""
 UNKNOWN = -1.0
-"""A cut that is found in the next pass."""
+"""A cut that the next pass computes."""
 
 
 def cut(values: Tensor, density: float) -> float:
-    """The magnitude from which on numbers are among the largest, a part `density` of them.
+    """The smallest magnitude among the largest numbers, a fraction `density` of all.
 
     >>> cut(torch.tensor([3.0, -0.5, 2.0, 0.1]), 0.5)
     2.0
@@ -41,7 +41,7 @@ def above(values: Tensor, least: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution moves over its input."""
+    """The geometry of a convolution."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -50,7 +50,7 @@ class Geometry:
 
 
 class SparseProduct(torch.autograd.Function):
-    """A layer's output by its active weights; `weight` is there for its gradient alone."""
+    """A layer's output from its active weights `used`; `weight` only receives the gradient."""
 
     @staticmethod
     def forward(
@@ -104,9 +104,9 @@ class SparseProduct(torch.autograd.Function):
 
 
 class SparseLayer(nn.Module):
-    """A convolution or linear layer under the same names, with its largest weights and inputs.
+    """A convolution or linear layer that uses its largest weights and inputs; same parameter names.
 
-    What counts as large is kept in a buffer from one batch to the next; see `forget`.
+    A buffer keeps the cuts from one batch to the next; see `forget`.
     """
 
     swat_cuts: Tensor
@@ -134,7 +134,7 @@ class SparseLayer(nn.Module):
             kind = torch.get_autocast_dtype(x.device.type)
             x, used = x.to(kind), used.to(kind)
             bias = None if bias is None else bias.to(kind)
-        # In a test nothing is learned from inputs.
+        # Evaluation needs no gradients, so inputs need no cut.
         least = self._cut(1, x) if self.training else 0.0
         if self.around is not None:
             x = functional.pad(x, *self.around)
