@@ -1,4 +1,4 @@
-"""What follows each layer: its bias, a norm behind it, and whether a ReLU cuts both off."""
+"""What follows each layer: its bias, a norm after it, and whether a ReLU cuts both off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEP_SIGNS = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
 )
-"""Layers that make nothing positive of numbers that are not positive."""
+"""Layers that never turn non-positive numbers into positive ones."""
 
 _lock = threading.Lock()
 _known: WeakKeyDictionary[nn.Module, tuple[Layout, dict[str, Behind]]] = WeakKeyDictionary()
@@ -39,7 +39,7 @@ class Behind:
     beside: tuple[str, ...]
     """Its bias, and the scale and shift of a norm that comes next."""
     cut_off: bool
-    """Whether a ReLU comes before anything that distinguishes negative numbers."""
+    """Whether a ReLU comes before any operation that depends on negative values."""
 
 
 def behind(task: Task) -> dict[str, Behind]:

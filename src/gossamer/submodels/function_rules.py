@@ -1,4 +1,4 @@
-"""What functions on tensors do to units: pass them through, add, join or reshape them."""
+"""Tracing rules of functions on tensors: how they pass, add, join or reshape units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pool(books: Books, call: Call) -> Traced:
 
 
 def reduce(books: Books, call: Call) -> Traced:
-    """A mean over places of an image, or a largest value."""
+    """A mean or maximum over the positions of an image."""
     wanted = call.option(1, "dim", None)
     dims = [wanted] if isinstance(wanted, int) else wanted
     rank = call.source.ndim
@@ -40,7 +40,7 @@ def scale(books: Books, call: Call) -> Traced:
     flow = call.traced(right)
     if isinstance(left, int | float) and isinstance(flow, Flow) and call.node.target is not DIVIDE:
         return flow
-    raise Stuck(f"{call.label} multiplies them with something else")
+    raise Stuck(f"{call.label} multiplies them by something other than a number")
 
 
 def add(books: Books, call: Call) -> Traced:
@@ -50,7 +50,7 @@ def add(books: Books, call: Call) -> Traced:
             if call.sample(left).shape == call.sample(right).shape:
                 books.unite(units, others)
                 return Flow(units, axis)
-    raise Stuck(f"{call.label} adds something to them that stays as it is")
+    raise Stuck(f"{call.label} adds something to them that cannot be cut")
 
 
 def join(books: Books, call: Call) -> Traced:
@@ -58,7 +58,7 @@ def join(books: Books, call: Call) -> Traced:
     assert isinstance(parts, list | tuple)
     flows = [call.traced(part) for part in parts]
     if not all(isinstance(flow, Flow) and flow.axis == axis for flow in flows):
-        raise Stuck(f"{call.label} joins them with something that stays as it is")
+        raise Stuck(f"{call.label} joins them with something that cannot be cut")
     return Flow(np.concatenate([flow.units for flow in flows if isinstance(flow, Flow)]), axis)
 
 
@@ -69,7 +69,7 @@ def flatten(books: Books, call: Call) -> Traced:
         first, last = call.option(1, "start_dim", 0), call.option(2, "end_dim", -1)
     rank = call.source.ndim
     if first % rank != 1 or last % rank != rank - 1:
-        raise Stuck(f"{call.label} does not leave one row for each example")
+        raise Stuck(f"{call.label} does not leave one row per example")
     return _flat(call)
 
 
@@ -78,12 +78,12 @@ def view(books: Books, call: Call) -> Traced:
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = tuple(sizes[0])
     if len(sizes) != 2 or sizes[1] != -1 or len(call.value) != len(call.source):
-        raise Stuck(f"{call.label} is given a number of features; flatten(1) takes any")
+        raise Stuck(f"{call.label} has a fixed number of features; use flatten(1)")
     return _flat(call)
 
 
 def _flat(call: Call) -> Flow:
-    """Every unit owns the columns of its whole image."""
+    """Each unit has the columns of all positions of its image."""
     flow, shape = call.flow, call.source.shape
     across = [len(flow.units) if axis == flow.axis else 1 for axis in range(1, len(shape))]
     units = np.broadcast_to(flow.units.reshape(across), tuple(shape[1:])).reshape(-1)
@@ -108,13 +108,13 @@ def attribute(books: Books, call: Call) -> Traced:
 def item(books: Books, call: Call) -> Traced:
     sizes = call.traced(call.node.args[0])
     if not isinstance(sizes, Sizes):
-        raise Stuck("the forward pass takes a part of them")
+        raise Stuck("the forward pass indexes them")
     return _one_size(sizes, call.node.args[1])
 
 
 def _one_size(sizes: Sizes, dim: object) -> Traced:
     if not isinstance(dim, int) or dim % sizes.rank == sizes.flow.axis:
-        raise Stuck("the forward pass asks how many there are")
+        raise Stuck("the forward pass reads their number")
     return None
 
 

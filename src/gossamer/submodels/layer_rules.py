@@ -1,4 +1,4 @@
-"""What layers do to the units that reach them: create, scale, or pad."""
+"""Tracing rules of layers: how they create, scale or pad units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def layer(books: Books, call: Call) -> Traced:
     if groups > 1 and (groups, 1) != (count, width):
         raise Stuck(f"{call.label} works in {groups} groups of channels")
     if groups > 1 and not isinstance(flow, Flow):
-        raise Stuck(f"{call.label} has a filter for each input, and its inputs stay")
+        raise Stuck(f"{call.label} has a filter for each input, and its inputs cannot be removed")
     if weight not in books.rows:
         books.layers.append(weight)
         books.rows[weight] = books.fresh(count)
@@ -54,7 +54,7 @@ def _shared(module: nn.Module, part: nn.Module) -> bool:
 def norm(books: Books, call: Call) -> Traced:
     part = call.part
     assert isinstance(part, _NormBase | nn.GroupNorm)
-    # By its own mean, a channel of zeros stays zero; by that of a group or of the past it does not.
+    # A zero channel stays zero under its own statistics, not under those of a group or the past.
     alone = isinstance(part, _NormBase) and not part.track_running_stats
     if not part.affine and not alone:
         raise Stuck(f"{call.label} has no scale and shift to silence them with")
@@ -67,7 +67,7 @@ def norm(books: Books, call: Call) -> Traced:
 
 
 def _beside(books: Books, call: Call) -> Traced:
-    """A module with a number for each channel, which goes with its unit."""
+    """A module with an element per channel, which is removed with its unit."""
     part = call.part
     assert part is not None
     if _shared(books.module, part):
@@ -80,7 +80,7 @@ def _beside(books: Books, call: Call) -> Traced:
 
 
 def _channels(books: Books, call: Call, count: int) -> Units:
-    """The units of channels that a module has a number for."""
+    """The units of a module's channels."""
     flow = call.traced(call.node.args[0]) if call.node.args else None
     if not isinstance(flow, Flow):
         return books.given(count)
@@ -95,7 +95,7 @@ def prelu(books: Books, call: Call) -> Traced:
 
 
 def pad(books: Books, call: Call) -> Traced:
-    """Zeros behind the channels: units that go with whatever they are added to."""
+    """Zero channels appended: new units, united with those to which they are added."""
     assert isinstance(call.part, Pad)
     flow = call.flow
     if flow.axis != 1:
