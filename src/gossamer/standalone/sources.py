@@ -1,4 +1,4 @@
-"""Modules of methods as text: what they import, their statements, and edits by place."""
+"""Source code of method modules: imports, statements, and edits by position."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from gossamer import methods
 
 Imports = dict[str, tuple[str, str | None]]
-"""Local names, each with a module and a name in it, or with a module alone."""
+"""Local names, each with the module and the name imported from it (None: the module itself)."""
 
 
 @cache
 def _imported() -> Mapping[str, frozenset[str]]:
-    """Modules of gossamer.methods, each with those of them that it imports."""
+    """The modules of gossamer.methods that each of them imports."""
     root = Path(inspect.getfile(methods)).parent
     texts = {}
     for path in sorted(root.rglob("*.py")):
@@ -35,7 +35,7 @@ def _imported() -> Mapping[str, frozenset[str]]:
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[str, str, str | None]]:
-    """Local name, module, and name in the module of everything that a statement imports."""
+    """The local name, the module, and the name in it, of each import of a statement."""
     if isinstance(node, ast.Import):
         for each in node.names:
             yield each.asname or each.name, each.name, None
@@ -45,14 +45,14 @@ def _targets(node: ast.AST) -> Iterator[tuple[str, str, str | None]]:
 
 
 def inner_module(target: tuple[str, str, str | None], known: Iterable[str]) -> str | None:
-    """Which of the known modules an import is of, itself or a name in it."""
+    """The known module that an import refers to, either the module or a name in it."""
     _, module, name = target
     whole = f"{module}.{name}" if name else module
     return next((each for each in (whole, module) if each in known), None)
 
 
 def only_used_by(module: str, excluded: set[str]) -> list[str]:
-    """Modules without a method that only this one imports, itself or through such modules."""
+    """Modules without methods that only this module imports, directly or through each other."""
     imported = _imported()
     own = {type(method).__module__ for method in methods.METHODS.values()}
     private: list[str] = []
@@ -66,11 +66,11 @@ def only_used_by(module: str, excluded: set[str]) -> list[str]:
             if users <= inside:
                 private.append(name)
                 waiting = True
-    return sorted(private, key=lambda name: len(_below(name)))  # what is imported comes first
+    return sorted(private, key=lambda name: len(_below(name)))  # dependencies come first
 
 
 def _below(module: str) -> set[str]:
-    """All modules that a module imports, at any depth."""
+    """All modules that a module imports, directly or indirectly."""
     reached: set[str] = set()
     waiting = [module]
     while waiting:
@@ -82,7 +82,7 @@ def _below(module: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Statement:
-    """A definition or another statement of a module, with the comments above it."""
+    """A definition or other statement of a module, with the comments above it."""
 
     text: str
     defines: frozenset[str]
@@ -91,14 +91,14 @@ class Statement:
 
 @dataclass
 class Source:
-    """A module, taken apart."""
+    """A parsed module."""
 
     name: str
     docstring: str = ""
     imports: Imports = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     local: frozenset[str] = frozenset()
-    """Names that are bound inside of functions and classes."""
+    """Names bound inside functions and classes."""
 
     @property
     def defines(self) -> set[str]:
@@ -154,7 +154,7 @@ def _bound(node: ast.stmt) -> frozenset[str]:
 
 
 def edited(source: str, edits: Iterable[tuple[ast.expr, str]]) -> str:
-    """The source with expressions replaced; places in a tree count bytes of UTF-8."""
+    """The source with expressions replaced; offsets in a syntax tree count UTF-8 bytes."""
     lines = [line.encode() for line in source.splitlines(keepends=True)]
     starts = [0]
     for line in lines:
