@@ -20,8 +20,8 @@ else:
         if plain or name == "__all__":
             public = import_module(f"{__name__}.public")
             if name in ("__all__", *public.__all__):
-                globals()[name] = found = getattr(public, name)
-                return found
+                globals()[name] = value = getattr(public, name)
+                return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -88,13 +88,13 @@ class Config:
 
     def build_run(self, out: Path | None = None) -> Run:
         """The run that the configuration describes, in a folder."""
-        wish = self.experiment
+        experiment = self.experiment
         return Run(
             *self.build(),
-            rounds=wish.rounds,
-            key=Key(wish.seed),
+            rounds=experiment.rounds,
+            key=Key(experiment.seed),
             options=self.options,
-            wire=Mode.parse(wish.wire),
+            wire=Mode.parse(experiment.wire),
             name=self.method.rpartition(":")[2],
             out=out,
         )

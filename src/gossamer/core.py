@@ -291,8 +291,8 @@ def _shares(key: Key, count: int, sizes: Sequence[int]) -> list[int]:
     """
     ends = np.cumsum(sizes)
     start = int(key.fold("shares").numpy().integers(ends[-1]))
-    found: list[int] = np.diff((count * ends + start) // ends[-1], prepend=0).tolist()
-    return found
+    shares: list[int] = np.diff((count * ends + start) // ends[-1], prepend=0).tolist()
+    return shares
 
 
 def _check_count(pool: Sequence[Client], count: int) -> None:

@@ -47,36 +47,36 @@ def mean_of_each(updates: Iterable[tuple[Sequence[Params], float]]) -> tuple[Par
         ({f"{place} {name}": x for place, each in enumerate(models) for name, x in each.items()}, w)
         for models, w in updates
     )
-    found: dict[int, Params] = {}
+    means: dict[int, Params] = {}
     for key, tensor in mean(flat).items():
         place, name = key.split(" ", 1)
-        found.setdefault(int(place), {})[name] = tensor
-    return tuple(found.values())
+        means.setdefault(int(place), {})[name] = tensor
+    return tuple(means.values())
 
 
-def fitting(found: Params, wanted: Params) -> Params:
+def fitting(reply: Params, wanted: Params) -> Params:
     """Checks a reply against what the client was sent.
 
     Without this check, torch would broadcast a tensor of one number over a whole layer.
 
     Args:
-        found: the tensors of the reply.
+        reply: the tensors of the reply.
         wanted: tensors of the expected names, shapes and types; their values do not matter.
 
     Returns:
-        `found`, unchanged.
+        `reply`, unchanged.
 
     Raises:
         WireError: names, shapes or types differ. It costs this client the round, not the run.
     """
-    if found.keys() != wanted.keys():
-        odd = sorted(found.keys() ^ wanted.keys())
+    if reply.keys() != wanted.keys():
+        odd = sorted(reply.keys() ^ wanted.keys())
         raise WireError(f"a reply lacks or adds {', '.join(odd)}")
-    for name, tensor in found.items():
+    for name, tensor in reply.items():
         sent = wanted[name]
         if tensor.shape != sent.shape or tensor.dtype != sent.dtype:
             raise WireError(
                 f"{name} came back as {tensor.dtype} of shape {tuple(tensor.shape)}, "
                 f"but {sent.dtype} of shape {tuple(sent.shape)} was sent"
             )
-    return found
+    return reply

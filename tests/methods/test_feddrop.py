@@ -167,10 +167,10 @@ def test_inputs_of_the_first_and_last_layer_have_a_rate_of_their_own() -> None:
     ("make", "axes", "reason"),
     [
         (lenet, "conv1", "--axes is inputs, units, or a list .* not 'conv1'"),
-        (lenet, " , ", "--axes names nothing"),
+        (lenet, " , ", "--axes is empty"),
         (lenet, "fc1.in, conv1.out, fc1.in=0.2", "at most one .in and one .out"),
         (lenet, "conv3.out", "no layer of this model is called 'conv3'; did you mean 'conv"),
-        (lenet, "conv2.in", "of linear layers only; name the layer that comes before, with .out"),
+        (lenet, "conv2.in", "in linear layers only; name the layer before it, with .out"),
         (lenet, "fc2.out", "its units stay, because they are the model's output"),
         (lenet, "fc1.in=1.0", "needs a rate of at least 0 and below 1"),
         (lenet, "fc1.in=half", "needs a rate of at least 0 and below 1"),

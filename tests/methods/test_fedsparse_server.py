@@ -353,7 +353,9 @@ def test_groups_of_zeros_are_refused() -> None:
     plain.reset_parameters = lambda: None  # type: ignore[assignment]
     nn.init.zeros_(plain.weight[1])  # type: ignore[arg-type]
     task = Task.of(layers, torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"1 of 3 groups of 0.weight are zero.*--prunable"):
+    with pytest.raises(
+        ValueError, match=r"1 of 3 groups of 0.weight are initialised to zero.*--prunable"
+    ):
         toy().init(server_ctx(task, round=0))
 
 

@@ -85,14 +85,14 @@ def test_the_grid_of_densities_is_fine_and_symmetric() -> None:
         ("", "need 1 bytes, but only 0 are left"),
         ("01", "tag 1"),
         ("00" + "00" * 11, "need 12 bytes, but only 11"),
-        ("05" + "00" * 12, "has 12 bytes where its bitmap has 12"),
+        ("05" + "00" * 12, "is encoded in 12 bytes; its bitmap has 12"),
         ("05", "levels of a mask need 1 bytes, but only 0"),
         ("05" + "02", "4 x 1 classes in 2 rows"),
         ("05" + "60", "1 x 64 classes in 2 rows"),
         ("05" + "01", "classes of rows of a mask need 1 bytes"),
         ("05" + "0102" + "05", "densities of a mask need 2 bytes, but only 1"),
         ("05" + "0142", "unused bits are not zero"),
-        ("05" + "00" + "40" + "000000", "3 bytes of code, which is not whole words"),
+        ("05" + "00" + "40" + "000000", "3 bytes of code, not a multiple of 4"),
     ],
 )
 def test_what_no_encoder_writes_is_refused_with_the_reason(message: str, reason: str) -> None:
@@ -105,7 +105,7 @@ def test_words_that_encode_nothing_are_refused() -> None:
     masks = independent([(2, 460)], 0.1)
     data = encode(masks)
     assert data[0] == ans.RANGE
-    with pytest.raises(WireError, match="other words than its bits encode to"):
+    with pytest.raises(WireError, match="words that differ from the encoding of its bits"):
         decode(data + bytes(4), [(2, 460)])
     with pytest.raises(WireError):
         decode(data[:-4], [(2, 460)])

@@ -282,7 +282,7 @@ def test_frames_that_are_not_what_they_should_be_are_refused(frame: bytes, reaso
 
 def test_compressed_values_longer_than_plain_ones_are_refused() -> None:
     noise = np.random.default_rng(0).bytes(6000)
-    with pytest.raises(WireError, match=r"is compressed to 60\d\d bytes, but fills only 6000"):
+    with pytest.raises(WireError, match=r"is compressed to 60\d\d bytes, but holds only 6000"):
         decode(compressed(noise), DENSE, ZSTD)
 
 

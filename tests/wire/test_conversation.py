@@ -199,10 +199,10 @@ def test_a_client_that_sends_what_is_not_a_number_costs_its_own_reply(
         (lambda data: data[:-1], r"WireError: received\[\S+\] needs \d+ bytes, but only \d+ are"),
         (lambda data: data + b"!", "WireError: 1 bytes follow the last leaf"),
         (lambda data: b"", "WireError: a message of 0 bytes is shorter than its header"),
-        (lambda data: b"\x01" + data[1:], "WireError: the message is of version 1"),
+        (lambda data: b"\x01" + data[1:], "WireError: the message has version 1"),
         (lambda data: data[:1] + bytes(8) + data[9:], "WireError: the message has schema 0000"),
         (lambda data: data[:9] + b"\xff" * 40 + data[49:], r"WireError: values\[0\.weight\] has"),
-        (lambda data: bytes(10**6), "WireError: the message is of version 0"),
+        (lambda data: bytes(10**6), "WireError: the message has version 0"),
     ],
 )
 def test_a_malformed_reply_is_left_out_and_told(

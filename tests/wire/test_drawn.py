@@ -140,11 +140,11 @@ def test_a_key_gives_a_seed_that_travels() -> None:
 @pytest.mark.parametrize(
     ("seed", "kept", "shapes", "reason"),
     [
-        (2**63, {}, {}, "a whole number of 64 bits, not 9223372036854775808"),
-        (True, {}, {}, "a whole number of 64 bits, not True"),
-        (0.5, {}, {}, "a whole number of 64 bits, not 0.5"),
-        (0, {"w": 1}, {}, "a count and a shape of each tensor; see w"),
-        (0, {}, {"v": (2,)}, "a count and a shape of each tensor; see v"),
+        (2**63, {}, {}, "a 64-bit integer, not 9223372036854775808"),
+        (True, {}, {}, "a 64-bit integer, not True"),
+        (0.5, {}, {}, "a 64-bit integer, not 0.5"),
+        (0, {"w": 1}, {}, "a count and a shape for each tensor; check w"),
+        (0, {}, {"v": (2,)}, "a count and a shape for each tensor; check v"),
         (0, {"w": 7}, {"w": (2, 3)}, "a drawn mask of w cannot keep 7 of 6 weights"),
         (0, {"w": -1}, {"w": (2, 3)}, "a drawn mask of w cannot keep -1 of 6 weights"),
         (0, {"w": 0.5}, {"w": (2, 3)}, "a drawn mask of w cannot keep 0.5 of 6 weights"),

@@ -145,17 +145,17 @@ def counts(lost: int, more: int) -> list[NDArray[np.uint8]]:
     ("message", "reason"),
     [
         (b"\x01", "changes of a mask need 1 bits, but only 0 are left"),
-        (b"\x01" + bytes(9), "changes of a mask are counted in more than 48 bits"),
-        (pack(np.concatenate(counts(201, 0))), "of 200 ones and 1800 zeros loses 201 and gains"),
-        (pack(np.concatenate(counts(2, 5))), "loses 2 and gains -1 ones"),
-        (pack(np.concatenate(counts(0, 2 * 1801))), "loses 0 and gains 1801 ones"),
-        (pack(np.concatenate(counts(100, 626))), "has 513 changes, but only 512 are told as few"),
-        (pack(np.concatenate([*counts(0, 0), field(1, 8)])), "0 changes in a number of 1 bits"),
-        (pack(np.concatenate([*counts(1, 1), field(255, 8)])), "tells more than them"),
+        (b"\x01" + bytes(9), "changes of a mask have a count of more than 48 bits"),
+        (pack(np.concatenate(counts(201, 0))), "1800 zeros cannot lose 201 and gain"),
+        (pack(np.concatenate(counts(2, 5))), "cannot lose 2 and gain -1"),
+        (pack(np.concatenate(counts(0, 2 * 1801))), "cannot lose 0 and gain 1801"),
+        (pack(np.concatenate(counts(100, 626))), "has 513 changes; this encoding has at most 512"),
+        (pack(np.concatenate([*counts(0, 0), field(1, 8)])), "0 changes .* do not take 1 bits"),
+        (pack(np.concatenate([*counts(1, 1), field(255, 8)])), "has a remainder"),
         (pack(np.concatenate([*counts(1, 1), field(199, 8)])) + b"\0", "1 bytes follow the end"),
         (pack(np.concatenate(counts(1, 1))) + bytes(3), "3 bytes follow the end of a mask"),
-        (pack(np.concatenate([*counts(1, 1), field(256, 9)])), "in a number of 9 bits"),
-        (b"\xf9" * 251, "has 250 bytes where its bitmap has 250"),
+        (pack(np.concatenate([*counts(1, 1), field(256, 9)])), "do not take 9 bits"),
+        (b"\xf9" * 251, "is encoded in 250 bytes; its bitmap has 250"),
     ],
 )
 def test_what_no_encoder_writes_is_refused_with_the_reason(message: bytes, reason: str) -> None:
@@ -165,7 +165,7 @@ def test_what_no_encoder_writes_is_refused_with_the_reason(message: bytes, reaso
 
 
 def test_changes_without_a_known_mask_are_refused() -> None:
-    with pytest.raises(WireError, match="by another one, which is not known here"):
+    with pytest.raises(WireError, match="relative to another one, which is unknown here"):
         decode(bits([*COUNTS, (1049, 11)]), [OLD.shape])
 
 
@@ -208,5 +208,5 @@ def test_the_longest_messages_are_read_to_their_end_and_refused(lost: int) -> No
     head = counts(lost, 2 * more if more >= 0 else -2 * more - 1)
     longest = field((1 << few.MOST * 18) - 1, few.MOST * 18)
     data = pack(np.concatenate([*head, longest]))
-    with pytest.raises(WireError, match="tells more than them"):
+    with pytest.raises(WireError, match="has a remainder"):
         decode_given(data, [old])

@@ -88,7 +88,7 @@ def test_what_has_no_header_is_refused(data: bytes) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(WireError, match=f"the message is of version 99, this is version {VERSION}"):
+    with pytest.raises(WireError, match=f"the message has version 99, this is version {VERSION}"):
         choose(b"c" + encode(One(1))[1:], [one(1)])
 
 

@@ -159,7 +159,7 @@ def bits(fields: list[tuple[int, int]]) -> bytes:
 
 
 def test_masks_of_another_dtype_or_shape_are_refused_by_the_encoder() -> None:
-    with pytest.raises(TypeError, match="mask 0 is of uint8; masks are of bool"):
+    with pytest.raises(TypeError, match="mask 0 has dtype uint8; masks have dtype bool"):
         encode([np.zeros(3, np.uint8)])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"shapes \[\(3,\)\], the known ones have \[\(4,\)\]"):
         encode_given([np.zeros(3, np.bool_)], [np.zeros(4, np.bool_)])
@@ -176,24 +176,24 @@ EIGHT = [(1, 1), (8, 4)]  # bits of quotients, where 4 bits tell how many
     [
         (b"", "needs 1 byte, but only 0 are left"),
         (b"\4", "tag 4"),
-        (b"\1", "which is not known here"),
-        (b"\3", "which is not known here"),
+        (b"\1", "which is unknown here"),
+        (b"\3", "which is unknown here"),
         (bytes(12), "need 12 bytes, but only 11"),
-        (bytes(14), "has 13 bytes where its bitmap has 12"),
-        (b"\2" + bytes(12), "has 12 bytes where its bitmap has 12"),
+        (bytes(14), "is encoded in 13 bytes; its bitmap has 12"),
+        (b"\2" + bytes(12), "is encoded in 12 bytes; its bitmap has 12"),
         (bytes(12) + b"\x10", "unused bits are not zero"),
         (bits([(2, 2)]), "classes of tensors of a mask need 8 bits, but only 5"),
-        (bits([(2, 2), (0, 1), (0x70, 8)]), "by 7 bits"),
+        (bits([(2, 2), (0, 1), (0x70, 8)]), "in 7 bits"),
         (bits([(2, 2), (0, 1), (0x40, 8)]), "classes of rows of a mask need 8 bits, but only 5"),
         (bits([(2, 2), (0, 1), (0x1F, 8), (2, 2)]), "a row of class 16"),
-        (bits([(2, 2), (0, 1), (0x14, 8), (3, 2)]), "by more bits than they need"),
-        (bits([(2, 2), (0, 1), (0x04, 8), *EIGHT]), "class of each tensor where one is enough"),
+        (bits([(2, 2), (0, 1), (0x14, 8), (3, 2)]), "in more bits than they need"),
+        (bits([(2, 2), (0, 1), (0x04, 8), *EIGHT]), "class for each tensor where one suffices"),
         (bits([(2, 2), (1, 1), (0, 4), (0, 1)]), "swapped where that makes it longer"),
         (bits([(2, 2), (1, 1), (15, 4), (0, 1), (0, 8)]), "1 bytes follow the end"),
         (bits([(2, 2), (1, 1), (15, 4), (0, 1), (1, 7)]), "unused bits are not zero|follow"),
         (bits([(2, 2), (1, 1), (1, 4), (0, 1)]), "plain bits of a mask need 92 bits, but only 0"),
         (bits(HEAD), "gaps of a mask need 1 bits, but only 0"),
-        (bits([*HEAD, (0, 80)]), "counted in more than 48 bits"),
+        (bits([*HEAD, (0, 80)]), "count of more than 48 bits"),
         (bits([*HEAD, (4, 3), (52, 6)]), "gaps of 100 bits in rows of 92 bits"),
         (bits([*HEAD, (2, 2), (4, 5)]), "gaps of 20 bits in rows of 92 bits"),
         (bits([*HEAD, *EIGHT, (0, 8)]), "a gap that does not end"),
@@ -203,7 +203,7 @@ EIGHT = [(1, 1), (8, 4)]  # bits of quotients, where 4 bits tell how many
         (bits([*WIDE, (8191, 13)]), "a one at 8191 in rows of 92 bits"),
         (bits([*WIDE, (31, 13), (0, 8)]), "1 bytes follow the end"),
         (bits(THIRDS), "remainders of a mask need 8 bits, but only 0"),
-        (bits([*THIRDS, (243, 8)]), "a byte of 243; digits stay below 243"),
+        (bits([*THIRDS, (243, 8)]), "a byte of 243; 242 is the largest"),
         (bits([*THIRDS, (3, 8)]), "unused digits are not zero"),
     ],
 )

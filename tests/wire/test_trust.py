@@ -80,9 +80,9 @@ def test_a_message_cut_anywhere_is_refused_by_the_name_of_a_leaf(mode: Mode) -> 
         ("", b"\xff" * 10, "record has a length of more than 10 bytes"),
         ("", b"\x01\xff", "record is not UTF-8: invalid start byte"),
         (True, b"\x02", "record is 2, which is neither true nor false"),
-        (1.0, struct.pack("<d", float("nan")), "record is nan, which is no number to send"),
-        (1.0, struct.pack("<d", float("inf")), "record is inf, which is no number to send"),
-        ([1.0], struct.pack("<d", -float("inf")), r"record\[0\] is -inf, which is no number"),
+        (1.0, struct.pack("<d", float("nan")), "record is nan, which is not finite"),
+        (1.0, struct.pack("<d", float("inf")), "record is inf, which is not finite"),
+        ([1.0], struct.pack("<d", -float("inf")), r"record\[0\] is -inf, which is not finite"),
         ([1], b"\0" * 7, r"record\[0\] needs 8 bytes, but only 7 are left"),
         ([1], b"\0" * 9, "1 bytes follow the last leaf"),
         (
@@ -100,10 +100,10 @@ def test_a_message_cut_anywhere_is_refused_by_the_name_of_a_leaf(mode: Mode) -> 
         ({"a": torch.ones(2).bfloat16()}, b"\x80\x7f\0\0", r"record\[a\] holds values that are"),
         (torch.ones(9) > 0, b"\x05", "record needs 5 bytes, but only 0 are left"),
         (torch.ones(9) > 0, b"\x01\x08", "record: a mask has the tag 8"),
-        (torch.ones(9) > 0, b"\x01\x09", "record: .* by another one, which is not known here"),
+        (torch.ones(9) > 0, b"\x01\x09", "record: .* relative to another one"),
         ({"m": torch.ones(9) > 0}, b"\x03\x00\x00\xff", "record: .*unused bits are not zero"),
-        ({"m": torch.ones(9) > 0}, b"\x04\x00\x00\x00\x00", "record: a mask has 3 bytes where"),
-        (Revision({"m": torch.ones(9) > 0}), b"\x02", "record is told in a way numbered 2"),
+        ({"m": torch.ones(9) > 0}, b"\x04\x00\x00\x00\x00", "record: a mask is encoded in 3 bytes"),
+        (Revision({"m": torch.ones(9) > 0}), b"\x02", "record has an unknown encoding, 2"),
         (
             Revision({"m": torch.ones(9) > 0}),
             b"\x01" + b"12345678",
@@ -124,7 +124,7 @@ def test_a_message_cut_anywhere_is_refused_by_the_name_of_a_leaf(mode: Mode) -> 
             b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
             r"record\[w\] has 18446744073709551615 values, 3 at most",
         ),
-        (Positive(1.0), struct.pack("<d", -1.0), "Positive refuses its values: a rate is positive"),
+        (Positive(1.0), struct.pack("<d", -1.0), "Positive rejects its values: a rate is positive"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_leaf_and_the_reason(
@@ -143,7 +143,7 @@ def test_the_header_is_looked_at_first() -> None:
             WireError, match=f"a message of {size} bytes is shorter than its header"
         ):
             decode(whole[:size], schema)
-    with pytest.raises(WireError, match=f"the message is of version 1, this is version {VERSION}"):
+    with pytest.raises(WireError, match=f"the message has version 1, this is version {VERSION}"):
         decode(b"\x01" + whole[1:], schema)
     with pytest.raises(WireError, match=r"the message has schema 0{16}, \w+ is expected"):
         decode(whole[:1] + bytes(8) + whole[9:], schema)

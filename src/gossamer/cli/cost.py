@@ -98,37 +98,37 @@ def _counted(options: Any) -> dict[str, Any]:
 
 def _priced(config: Config, options: Any) -> tuple[Price, int]:
     """The estimated costs of a configuration, and its clients per round."""
-    wish = config.experiment
-    fields.check(wish)
+    experiment = config.experiment
+    fields.check(experiment)
     fields.check(config.options)
     method = config.build_method()
-    source = SOURCES.get(wish.data)
+    source = SOURCES.get(experiment.data)
     if source is None and not (options.shape and options.classes and options.examples):
         raise ValueError(
-            f"{wish.data!r} is not a named data set; set --shape, --classes and --examples"
+            f"{experiment.data!r} is not a named data set; set --shape, --classes and --examples"
         )
     shape = _shape(options.shape) if options.shape else source.shape if source else ()
     classes = options.classes or (source.classes if source else 0)
-    pool = wish.pool or 100
+    pool = experiment.pool or 100
     examples = options.examples or max(1, (source.train if source else 0) // pool)
     clients = fields.value(method, "clients", pool)
     enough(method, pool)
-    key = Key(wish.division_seed).fold("data", "budgets")
-    budgets = deal_budgets(wish.budgets or None, pool, key)
-    dtype = torch.float32 if len(shape) == 3 or not source else _dtype(wish.data)
-    name = wish.model or models.default(shape, dtype)
+    key = Key(experiment.division_seed).fold("data", "budgets")
+    budgets = deal_budgets(experiment.budgets or None, pool, key)
+    dtype = torch.float32 if len(shape) == 3 or not source else _dtype(experiment.data)
+    name = experiment.model or models.default(shape, dtype)
     module = models.build(name, shape, classes)
-    patterns = [part.strip() for part in wish.prunable.split(",") if part.strip()]
+    patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
     example = torch.zeros((2, *shape), dtype=dtype)
     task = Task.of(module, example, prunable=patterns or None)
     run = Run(
         method,
         task,
         Blank(task.layout.input, classes, pool, examples, budgets=budgets),
-        rounds=wish.rounds,
-        key=Key(wish.seed),
+        rounds=experiment.rounds,
+        key=Key(experiment.seed),
         options=config.options,
-        wire=Mode.parse(wish.wire),
+        wire=Mode.parse(experiment.wire),
     )
     return price_run(run), clients
 
@@ -204,12 +204,14 @@ def _times(price_list: Price) -> str:
     return text
 
 
-def _figures(method: str, wish: Experiment, clients: int, price_list: Price) -> dict[str, Any]:
+def _figures(
+    method: str, experiment: Experiment, clients: int, price_list: Price
+) -> dict[str, Any]:
     up, down = price_list.total("up"), price_list.total("down")
     return {
         "method": method,
-        "model": wish.model,
-        "pool": wish.pool,
+        "model": experiment.model,
+        "pool": experiment.pool,
         "clients": clients,
         "rounds": price_list.rounds,
         "exact_rounds": price_list.exact,

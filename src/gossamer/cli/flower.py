@@ -161,10 +161,10 @@ def _init(arguments: Sequence[str]) -> int:
     with refusing():
         patience = fields.replace(Patience(), given(Patience(), options))
         fields.check(patience)
-        found = at_server(config) if options.own_data else set_up(config)
-        wish, federation = config.experiment, found.federation
-        what = (found.method, found.task, federation)
-        engine.check(*what, rounds=wish.rounds, seed=wish.seed, options=config.options)
+        run = at_server(config) if options.own_data else set_up(config)
+        experiment, federation = config.experiment, run.federation
+        what = (run.method, run.task, federation)
+        engine.check(*what, rounds=experiment.rounds, seed=experiment.seed, options=config.options)
         project.write(folder, config, out, patience, options.own_data)
     say(
         f"created {folder}, a project for {len(federation.pool)} clients; next:\n"

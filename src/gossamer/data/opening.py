@@ -120,7 +120,7 @@ def listing() -> list[Entry]:
     """Every named data set, and where it was found."""
     entries = []
     for source in SOURCES.values():
-        found = find(source)
+        folder = find(source)
         entries.append(
             Entry(
                 source.name,
@@ -130,8 +130,8 @@ def listing() -> list[Entry]:
                 source.classes,
                 source.shape,
                 source.licence,
-                found,
-                "" if found else advice(source),
+                folder,
+                "" if folder else advice(source),
             )
         )
     return entries

@@ -113,24 +113,26 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
     config = read(path)
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
-    found = checkpoint.newest(folder / "rounds")
-    if found is None:
+    newest = checkpoint.newest(folder / "rounds")
+    if newest is None:
         raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
     remote = (folder / SIZES).exists()
     method, task, federation = _built(config, folder, remote)
-    wish = config.experiment
+    experiment = config.experiment
     pool = federation.pool
-    ctx = server_ctx(task, Key(wish.seed), found.progress.round, wish.rounds, budgets_of(pool))
-    state = decode(found.server, record_types(method))
+    ctx = server_ctx(
+        task, Key(experiment.seed), newest.progress.round, experiment.rounds, budgets_of(pool)
+    )
+    state = decode(newest.server, record_types(method))
     store = Store(folder / "rounds", record_types(method))
-    store.look(found.progress.round)
+    store.look(newest.progress.round)
     params = method.model(ctx, state, None)
     test, personal = federation.test, False
     if client is not None:
         if client not in {each.id for each in pool}:
             raise ValueError(f"there is no client {client}; the run has {len(pool)}, from 0 up")
         nodes = Path(states) if states is not None else None
-        local = _kept(store, config, found, client, nodes, networked)
+        local = _kept(store, config, newest, client, nodes, networked)
         own = method.model(ctx, state, decode(local, record_types(method)))
         if is_global(own, params):
             raise ValueError(f"client {client} has no model of its own; use the run's, without it")
@@ -139,7 +141,7 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
         personal = not is_global(method.model(ctx, state, store.get(keep[0])), params)
     params = _ready(ctx, method, federation, params, client, remote)
     model = Model(task, params, {}, test, personal)
-    facts = _facts(config, federation, found, client) | {"density": round(model.density, 6)}
+    facts = _facts(config, federation, newest, client) | {"density": round(model.density, 6)}
     return replace(model, facts=facts)
 
 
@@ -154,7 +156,7 @@ def _built(config: Config, folder: Path, remote: bool) -> tuple[AnyMethod, Task,
 def _kept(
     store: Store,
     config: Config,
-    found: Checkpoint,
+    newest: Checkpoint,
     client: int,
     states: Path | None,
     networked: bool,
@@ -169,12 +171,12 @@ def _kept(
         raise ValueError(
             f"what client {client} keeps is at its node; --states names the node's folder for it"
         )
-    run = f"{config.method.rpartition(':')[2]}-{found.run}"
+    run = f"{config.method.rpartition(':')[2]}-{newest.run}"
     for node in sorted(states.glob("node-*")):
         if (own := NodeState(node).get(run, client, data.decode())) is not None:
             return own
     raise FileNotFoundError(
-        f"{states} does not have what client {client} kept by round {found.progress.round}"
+        f"{states} does not have what client {client} kept by round {newest.progress.round}"
     )
 
 
@@ -204,18 +206,18 @@ def _ready(
 
 
 def _facts(
-    config: Config, federation: Federation, found: Checkpoint, client: int | None
+    config: Config, federation: Federation, newest: Checkpoint, client: int | None
 ) -> dict[str, Any]:
     """Facts that a user of the file needs."""
-    wish = config.experiment
+    experiment = config.experiment
     known = federation.describe()
     facts = {
         "version": gossamer.__version__,
         "method": config.method.rpartition(":")[2],
-        "model": wish.model,
-        "round": found.progress.round,
-        "rounds": wish.rounds,
-        "seed": wish.seed,
+        "model": experiment.model,
+        "round": newest.progress.round,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
         "client": client,
     }
     about = ("name", "classes", "shape", "scale", "mean", "std", "vocabulary")
@@ -223,9 +225,9 @@ def _facts(
 
 
 def _bound(module: nn.Module, params: Params) -> nn.Module:
-    found = copy.deepcopy(module).to("cpu").eval()
-    places = dict(found.named_parameters()) | dict(found.named_buffers())
+    bound = copy.deepcopy(module).to("cpu").eval()
+    places = dict(bound.named_parameters()) | dict(bound.named_buffers())
     with torch.no_grad():
         for name, tensor in params.items():
             places[name].copy_(tensor)
-    return found.requires_grad_(False)
+    return bound.requires_grad_(False)

@@ -33,13 +33,13 @@ class RemoteData:
     @classmethod
     def of(cls, config: Config) -> RemoteData:
         """Clients of whom only the number is known; their sizes come with registration."""
-        wish = config.experiment
-        if not wish.pool:
+        experiment = config.experiment
+        if not experiment.pool:
             raise ValueError("with data at the nodes only, give the number of clients with --pool")
-        key = Key(wish.division_seed).fold("data", "budgets")
-        budgets = deal_budgets(wish.budgets or None, wish.pool, key)
-        clients = list(Pool(np.zeros(wish.pool, np.int64), budgets))
-        return cls(alone(config, wish.data), clients)
+        key = Key(experiment.division_seed).fold("data", "budgets")
+        budgets = deal_budgets(experiment.budgets or None, experiment.pool, key)
+        clients = list(Pool(np.zeros(experiment.pool, np.int64), budgets))
+        return cls(alone(config, experiment.data), clients)
 
     def sized(self, sizes: Mapping[int, int]) -> RemoteData:
         """With the sizes that nodes reported; a client that never registered has none."""
@@ -122,5 +122,5 @@ class NodeData:
 
 def alone(config: Config, name: str) -> Whole:
     """A data set that is not divided."""
-    wish = replace(config.experiment, data=name, partition="iid", pool=1, budgets="")
-    return replace(config, experiment=wish).build_federation()
+    experiment = replace(config.experiment, data=name, partition="iid", pool=1, budgets="")
+    return replace(config, experiment=experiment).build_federation()

@@ -39,15 +39,15 @@ def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
     method = config.build_method()
     if isinstance(seen, RemoteData):
         enough(method, len(seen.pool))
-    wish = config.experiment
+    experiment = config.experiment
     return Run(
         method,
         config.build_task(seen.own),
         seen,
-        rounds=wish.rounds,
-        key=Key(wish.seed),
+        rounds=experiment.rounds,
+        key=Key(experiment.seed),
         options=config.options,
-        wire=Mode.parse(wish.wire),
+        wire=Mode.parse(experiment.wire),
         name=config.method.rpartition(":")[2],
     )
 

@@ -1,9 +1,9 @@
 """Training with less memory: layers keep only their largest inputs for the gradient.
 
-The input is most of what a layer keeps for its gradient. `pruned` makes a task whose layers keep
-only the largest entries of it: the forward pass is exact, and so is the gradient that goes back to
-the layer before; the gradient of the weights is that of the entries kept. How much small entries
-matter depends on their distribution, which `standardised` weights control without BatchNorm.
+Most of the memory of a layer's backward pass is its input. `pruned` returns a task whose layers
+store only the largest entries of their inputs. The forward pass and the gradient of the input are
+exact; the gradient of the weights is computed from the stored entries. The effect of small entries
+depends on their distribution, which `standardised` weights control without BatchNorm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gossamer.task.layout import Layout
 GAIN = sqrt(2 / (1 - 1 / pi))
 """Preserves the variance of signals through a ReLU (Brock et al., ICLR 2021)."""
 LEAST = 1e-6
-"""Added to variances, so that equal weights have a gradient."""
+"""Added to variances for numerical stability: equal weights have variance zero."""
 
 _lock = threading.Lock()
 _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
@@ -39,11 +39,11 @@ _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
 
 
 def pruned(task: Task, share: float) -> Task:
-    """The same task, with convolutions and linear layers that forget `share` of their inputs.
+    """The same task, with convolutions and linear layers that discard `share` of their inputs.
 
-    The smallest entries of a whole batch are forgotten. Layers that read the data keep all of it,
-    since it is in memory anyway, and so do convolutions that do not pad with zeros. The same call
-    returns the same task, which serves one thread at a time like any other.
+    The smallest entries of a whole batch are discarded. Layers that read the data keep all of it,
+    since it is in memory anyway, and so do convolutions that do not pad with zeros. Results are
+    cached; like any task, they serve one thread at a time.
 
     Raises:
         ValueError: `share` is not at least 0 and below 1.
@@ -61,22 +61,22 @@ def pruned(task: Task, share: float) -> Task:
         if (kind := _KINDS.get(type(part))) and _plain(part):
             part.__class__ = kind
             vars(part)["forgets"] = share
-    found = Task(module, task.criterion, task.layout, task.precision, task.device)
+    sparse = Task(module, task.criterion, task.layout, task.precision, task.device)
     with _lock:
-        return known.setdefault(share, found)
+        return known.setdefault(share, sparse)
 
 
 def remembered(x: Tensor, share: float) -> Tensor:
-    """True at the largest magnitudes of a tensor, without `share` of its entries, rounded down."""
+    """A mask of the largest magnitudes; excludes `share` of the entries, rounded down."""
     kept = ceil((1 - as_fraction(share)) * x.numel())
-    found = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
-    found[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
-    return found.reshape(x.shape)
+    mask = torch.zeros(x.numel(), dtype=torch.bool, device=x.device)
+    mask[x.detach().abs().flatten().topk(kept, sorted=False).indices] = True
+    return mask.reshape(x.shape)
 
 
 @dataclass(frozen=True)
 class _Sliding:
-    """How a convolution moves over its input."""
+    """The geometry of a convolution."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -85,7 +85,7 @@ class _Sliding:
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer or a convolution that keeps a part of its input."""
+    """A linear layer or a convolution that stores a part of its input."""
 
     @staticmethod
     def forward(
@@ -103,13 +103,13 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, mask, weight = ctx.saved_tensors
         (grad,), how, wanted = grads, ctx.how, ctx.needs_input_grad[:3]
-        # 16-bit arithmetic casts in the forward pass, and the backward pass must follow.
+        # Autocast changes dtypes in the forward pass; the backward pass must use the same ones.
         x = torch.zeros(mask.shape, dtype=grad.dtype, device=grad.device)
         x.masked_scatter_(mask, values.to(grad.dtype))
         cast = weight.to(grad.dtype)
         if how is None:
             rows = grad.flatten(0, -2)
-            found = (
+            raw = (
                 grad @ cast if wanted[0] else None,
                 rows.T @ x.flatten(0, -2) if wanted[1] else None,
                 rows.sum(0) if wanted[2] else None,
@@ -118,10 +118,10 @@ class _Product(torch.autograd.Function):
             still = [0] * len(how.stride)
             moves = (how.stride, how.padding, how.dilation, False, still, how.groups)
             bias = [weight.shape[0]]
-            found = torch.ops.aten.convolution_backward(grad, x, cast, bias, *moves, wanted)
+            raw = torch.ops.aten.convolution_backward(grad, x, cast, bias, *moves, wanted)
         kinds = (values.dtype, weight.dtype, weight.dtype)
         to_input, to_weight, to_bias = (
-            None if each is None else each.to(kind) for each, kind in zip(found, kinds, strict=True)
+            None if each is None else each.to(kind) for each, kind in zip(raw, kinds, strict=True)
         )
         return to_input, to_weight, to_bias, None, None
 
@@ -134,8 +134,8 @@ _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 
 
 def _apply(layer: nn.Module, x: Tensor, how: _Sliding | None) -> Tensor:
-    found: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
-    return found
+    output: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _convolved(layer: _ConvNd, x: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _plain(part: nn.Module) -> bool:
-    """Whether a layer pads with zeros, by a number of them, if it pads at all."""
+    """Whether a layer does not pad, or pads by a fixed number of zeros."""
     if not isinstance(part, _ConvNd):
         return True
     return part.padding_mode == "zeros" and not isinstance(part.padding, str)
@@ -184,18 +184,18 @@ def _plain(part: nn.Module) -> bool:
 def standardised(layout: Layout, params: Params, masks: Masks, gain: float = GAIN) -> Params:
     """Parameters whose filters have mean zero and norm `gain` over their active weights.
 
-    Pruned weights stay zero, and a filter with a single active weight stays as it is. This is the
+    Pruned weights stay zero; a filter with a single active weight is not changed. This is the
     scaled weight standardisation of Brock, De, Smith: Characterizing signal propagation to close
     the performance gap in unnormalized ResNets. ICLR 2021. https://arxiv.org/abs/2101.08692
     """
-    found = dict(params)
+    scaled = dict(params)
     for name, leaf in layout.leaves.items():
         if leaf.kind == "conv":
             weight = params[name]
             mask = masks.get(name)
             active = torch.ones_like(weight) if mask is None else mask.to(weight)
-            found[name] = _standardised(weight, active, gain)
-    return found
+            scaled[name] = _standardised(weight, active, gain)
+    return scaled
 
 
 def _standardised(weight: Tensor, active: Tensor, gain: float) -> Tensor:

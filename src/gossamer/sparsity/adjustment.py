@@ -1,4 +1,4 @@
-"""PruneFL's adjustment of masks: drop small weights, add those worth their time."""
+"""PruneFL's adjustment of masks: drop small weights, add the most important per second."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pace:
         return {n: each * leaf.macs / leaf.count + self.weight_time for n, leaf in leaves.items()}
 
     def fixed(self, layout: Layout, examples: float) -> float:
-        """The time that such a round takes without any of them."""
+        """The time of such a round without any prunable weights."""
         return self.fixed_time * self.mac_time * examples * layout.macs
 
     def adjust(
@@ -67,9 +67,9 @@ class Adjustment:
 
     masks: Masks
     importance: float
-    """Of all weights that are kept or never pruned."""
+    """The total importance of all weights that are kept or never pruned."""
     time: float
-    """Of a round."""
+    """The time of a round."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ def adjust(
         fixed: seconds of a round without any of these weights.
         drop: fraction of each layer's active weights that is dropped. A dropped weight is a
             candidate for addition, as every inactive one is.
-        most: no weight is added beyond this number; weights that were not dropped stay.
+        most: the maximum number of weights after additions; weights not dropped are kept anyway.
 
     >>> import torch
     >>> params = {"w": torch.tensor([0.9, -0.5, 0.2, 0.1, 0.0, 0.0])}
     >>> masks = {"w": torch.tensor([True, True, True, True, False, False])}
     >>> importance = Importance({"w": torch.tensor([4.0, 1.0, 9.0, 0.04, 3.0, 0.01])}, rest=0.0)
-    >>> found = adjust(params, masks, importance, {"w": 1.0}, fixed=2.0, drop=0.5)
-    >>> found.masks["w"].int().tolist(), found.importance, found.time
+    >>> adjusted = adjust(params, masks, importance, {"w": 1.0}, fixed=2.0, drop=0.5)
+    >>> adjusted.masks["w"].int().tolist(), adjusted.importance, adjusted.time
     ([1, 1, 1, 0, 1, 0], 17.0, 6.0)
     """
     share = as_fraction(drop)
@@ -122,14 +122,14 @@ def adjust(
         values.append(value[places[name]])
         costs.append(np.full(len(places[name]), times[name]))
     room = None if most is None else max(most - sum(count(kept).values()), 0)
-    found = worthwhile(np.concatenate(values), np.concatenate(costs), gain, time, room)
+    additions = worthwhile(np.concatenate(values), np.concatenate(costs), gain, time, room)
     ends = np.cumsum([len(each) for each in places.values()])[:-1]
     adjusted = {}
-    for (name, mask), chosen in zip(kept.items(), np.split(found.chosen, ends), strict=True):
+    for (name, mask), chosen in zip(kept.items(), np.split(additions.chosen, ends), strict=True):
         flags = flat(mask).copy()
         flags[places[name][chosen]] = True
         adjusted[name] = shaped(flags, mask)
-    return Adjustment(adjusted, found.importance, found.time)
+    return Adjustment(adjusted, additions.importance, additions.time)
 
 
 def worthwhile(
@@ -140,8 +140,8 @@ def worthwhile(
     They are added in descending order of that ratio; ties go to the lower index. At most `most` are
     chosen. Times must be positive.
     """
-    # Ratios are compared without dividing. That of the whole only grows, so a candidate that is not
-    # above it now never will be, and need not be sorted.
+    # Ratios are compared without division. The ratio of the model only increases, so candidates
+    # that are below it now can be excluded before sorting.
     chances = np.flatnonzero(values * time > importance * costs)
     order = chances[np.argsort(-(values[chances] / costs[chances]), kind="stable")]
     value, cost = values[order], costs[order]

@@ -107,14 +107,14 @@ def flat(tensor: Tensor) -> Numbers:
     values = tensor.detach().reshape(-1)
     if values.dtype in (torch.bfloat16, torch.float16):
         values = values.float()  # NumPy has no bfloat16 and is slow with float16
-    found: Numbers = values.cpu().numpy()
-    return found
+    array: Numbers = values.cpu().numpy()
+    return array
 
 
 def magnitudes(tensor: Tensor) -> Numbers:
     """Absolute values in row-major order, always a copy."""
-    found: Numbers = np.abs(flat(tensor))
-    return found
+    sizes: Numbers = np.abs(flat(tensor))
+    return sizes
 
 
 def ranked(values: Numbers, place: int) -> float:

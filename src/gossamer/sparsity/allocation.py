@@ -78,8 +78,8 @@ def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
             f"--density or --fc-density"
         )
     weights = {name: Fraction(sum(layout[name].shape)) for name in rest}
-    found = _ratios(share_out(total - spent, weights, rest), rest)
-    return {name: share if name == last else found[name] for name in sizes}
+    others = _ratios(share_out(total - spent, weights, rest), rest)
+    return {name: share if name == last else others[name] for name in sizes}
 
 
 def erk_feddst(layout: Layout, density: Number) -> Densities:
@@ -115,15 +115,15 @@ def sensitivity(
             (`waterfill`) or lost (`clip`); `cap-ratio` never scales up.
     """
     plain, wanted = sizes_of(sizes), _checked(density)
-    found = {name: clipped(as_fraction(measured[name])) for name in plain}
-    kept = {name: found[name] * size for name, size in plain.items()}
+    shares = {name: clipped(as_fraction(measured[name])) for name in plain}
+    kept = {name: shares[name] * size for name, size in plain.items()}
     total, active = wanted * sum(plain.values()), sum(kept.values())
     if saturate == "waterfill" or not active:
         return _ratios(share_out(total, kept, plain), plain)
     ratio = total / active
     if saturate == "cap-ratio":
         ratio = min(ratio, Fraction(1))
-    return {name: clipped(ratio * share) for name, share in found.items()}
+    return {name: clipped(ratio * share) for name, share in shares.items()}
 
 
 # parts --------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class _Sum:
         self.owned.logical_or_(mask)
 
     def mean(self, otherwise: Tensor | None) -> Tensor:
-        found = torch.where(self.weight > 0, self.total / self.weight, 0)
+        mean = torch.where(self.weight > 0, self.total / self.weight, 0)
         if self.owned is not None and otherwise is not None:
-            found = torch.where(self.owned, found, otherwise.double())
-        return found.to(self.dtype)
+            mean = torch.where(self.owned, mean, otherwise.double())
+        return mean.to(self.dtype)

@@ -1,4 +1,4 @@
-"""Clients of several budgets: the density that each trains, and masks inside one another."""
+"""Clients with different budgets: the density that each trains, and nested masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.sparsity.average import Averaging
 from gossamer.sparsity.draw import nested
 
 MOST = 16
-"""Densities for which a server keeps masks, at most."""
+"""The maximum number of densities for which a server keeps masks."""
 TOLERANCE = 1e-6
 """Budgets have six decimals."""
 
@@ -25,7 +25,7 @@ class Budgets:
 
     @classmethod
     def of(cls, budgets: Iterable[float], density: float) -> Budgets:
-        """For a model of some density; a client with a larger budget trains all of it."""
+        """The budgets for a model of this density; clients with larger budgets train all of it."""
         return cls(tuple(sorted({_affords(budget, density) for budget in budgets})))
 
     @property
@@ -33,21 +33,21 @@ class Budgets:
         """Whether there is more than one density."""
         return len(self.densities) > 1
 
-    def averaging(self, wish: Literal["auto", Averaging]) -> Averaging:
-        """How clients' models are averaged; `auto`: over those that can afford a weight."""
-        return ("wfa" if self.several else "fedavg") if wish == "auto" else wish
+    def averaging(self, choice: Literal["auto", Averaging]) -> Averaging:
+        """How client models are averaged; `auto`: each weight over those who can afford it."""
+        return ("wfa" if self.several else "fedavg") if choice == "auto" else choice
 
     def level(self, client: Client) -> int:
-        """The place of a client's density among all."""
+        """The index of a client's density."""
         return self.densities.index(_affords(client.budget, self.densities[-1]))
 
     def part(self, client: Client) -> float | None:
-        """The density of a client that cannot afford the whole model."""
+        """The density of a client that cannot afford the whole model, otherwise None."""
         level = self.level(client)
         return self.densities[level] if level < len(self.densities) - 1 else None
 
     def masks(self, top: Masks, by: Key | Params) -> tuple[Masks, ...]:
-        """Masks for all densities, each inside the next; the last is `top`.
+        """Nested masks for all densities, ascending; the last is `top`.
 
         Args:
             by: a key for random masks, or parameters whose largest weights are kept.
@@ -59,14 +59,14 @@ class Budgets:
         return difference(masks[-1], masks[max(self.level(client) for client in clients)])
 
     def check(self, density: float, group: int = 0) -> None:
-        """Refuses budgets that leave a part of the model untrained, or that have no nested masks.
+        """Rejects budgets that leave a part of the model untrained, or that have no nested masks.
 
         Args:
-            density: that of the model.
+            density: the density of the model.
             group: the size of the groups of N:M masks; 0 for unstructured masks.
 
         Raises:
-            ValueError: with what to do about it.
+            ValueError: the message says what to change.
         """
         if self.densities[-1] < density - TOLERANCE:
             raise ValueError(
@@ -76,11 +76,11 @@ class Budgets:
         if len(self.densities) > MOST:
             raise ValueError(
                 f"clients have {len(self.densities)} budgets up to the density, and the server "
-                f"keeps masks for {MOST}; round them"
+                f"keeps masks for at most {MOST}; round them"
             )
         if group and self.several:
             raise ValueError(
-                "N:M masks cannot lie inside one another with the same groups; use --group or "
+                "N:M masks with the same groups cannot be nested; use --group or "
                 "--budgets, not both"
             )
 

@@ -52,30 +52,30 @@ def apportion(
     plain = sizes_of(sizes)
     shares = {name: clipped(as_fraction(densities[name])) * size for name, size in plain.items()}
     if rounding == "floor":
-        found = {name: floor(share) for name, share in shares.items()}
-        return {name: max(found[name], min(least, size)) for name, size in plain.items()}
-    found = whole_numbers(shares)
+        counts = {name: floor(share) for name, share in shares.items()}
+        return {name: max(counts[name], min(least, size)) for name, size in plain.items()}
+    counts = whole_numbers(shares)
     lacking = 0
     for name, size in plain.items():
-        more = max(min(least, size) - found[name], 0)
-        found[name] += more
+        more = max(min(least, size) - counts[name], 0)
+        counts[name] += more
         lacking += more
     for _ in range(lacking):
-        payer = max(found, key=found.__getitem__)
-        if found[payer] <= least:
+        payer = max(counts, key=counts.__getitem__)
+        if counts[payer] <= least:
             break
-        found[payer] -= 1
-    return found
+        counts[payer] -= 1
+    return counts
 
 
 def whole_numbers(shares: Mapping[str, Fraction]) -> Counts:
     """Rounds shares by largest remainder, so that they add up to their rounded sum."""
-    found = {name: floor(share) for name, share in shares.items()}
-    missing = round(sum(shares.values(), Fraction(0))) - sum(found.values())
-    by_remainder = sorted(shares, key=lambda name: found[name] - shares[name])
+    counts = {name: floor(share) for name, share in shares.items()}
+    missing = round(sum(shares.values(), Fraction(0))) - sum(counts.values())
+    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
     for name in by_remainder[:missing]:
-        found[name] += 1
-    return found
+        counts[name] += 1
+    return counts
 
 
 def share_out(
@@ -99,10 +99,10 @@ def share_out(
         if not any(pull.values()):
             pull = {name: Fraction(most[name]) for name in open_to}
         sum_of_pull = sum(pull.values()) or Fraction(1)
-        found = {name: rest * pull[name] / sum_of_pull for name in open_to}
-        over = [name for name in open_to if found[name] > most[name]]
+        parts = {name: rest * pull[name] / sum_of_pull for name in open_to}
+        over = [name for name in open_to if parts[name] > most[name]]
         if not over:
-            return {name: full[name] if name in full else found[name] for name in most}
+            return {name: full[name] if name in full else parts[name] for name in most}
         full.update((name, Fraction(most[name])) for name in over)
 
 

@@ -28,12 +28,12 @@ def random_masks(
     shapes = {name: layout[name].shape for name in counts}
     if not bernoulli:
         return Drawn.by(key, dict(counts), shapes).masks()
-    found = {}
+    masks = {}
     for name, wanted in counts.items():
         size = layout[name].count
         drawn = uniform_numbers(key.fold(name), size) * size < wanted
-        found[name] = torch.from_numpy(drawn).reshape(shapes[name])
-    return found
+        masks[name] = torch.from_numpy(drawn).reshape(shapes[name])
+    return masks
 
 
 def nested(
@@ -57,12 +57,12 @@ def nested(
         }
     else:
         ranks = by
-    found = []
+    levels = []
     for density in densities:
         ratio = min(as_fraction(density) / whole, Fraction(1)) if whole else Fraction(0)
         counts = {name: max(floor(ratio * n), min(least, n)) for name, n in active.items()}
-        found.append(largest(ranks, counts, source, least=0))
-    return found
+        levels.append(largest(ranks, counts, source, least=0))
+    return levels
 
 
 def perturbed(

@@ -1,8 +1,8 @@
-"""Sparse learning on a client: prune the smallest weights, regrow where layers are strong.
+"""Sparse learning on a client: prune the smallest weights, regrow more in stronger layers.
 
 Dettmers, Zettlemoyer: Sparse networks from scratch, 2019, https://arxiv.org/abs/1907.04840, in the
-form that FLASH uses (Babakniya et al., TMLR 2023): layers share what was pruned by the mean
-magnitude of their active weights, and places are random.
+form that FLASH uses (Babakniya et al., TMLR 2023): pruned weights are redistributed by the mean
+magnitude of each layer's active weights, and regrown at random positions.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Growth = Literal["random", "bernoulli", "momentum", "gradient"]
 Shares = dict[str, Fraction]
 
 CROWDED = Fraction(1, 5)
-"""A strong layer with fewer free places than this prunes no more than it can take back."""
+"""A strong layer with a smaller inactive fraction prunes no more weights than it can regrow."""
 
 
 @dataclass(frozen=True)
 class Carry:
-    """What the released code still owes after a mask update; it begins anew in every round."""
+    """The regrowth debt of the released code after a mask update; reset in every round."""
 
     owed: float = 0.0
     missing: tuple[float, ...] = ()
 
     def after(self, missing: float) -> Carry:
-        """Once more, with so many weights fewer active than intended."""
+        """The debt after another update that left `missing` weights fewer active than intended."""
         every = (*self.missing, missing)
         return Carry(0.25 * self.owed + 0.75 * missing + sum(every) / len(every), every)
 
 
 def updates_masks(batch: Batch) -> bool:
-    """Whether masks are updated after this batch, so that what is regrown trains before it travels.
+    """Whether masks are updated after this batch; regrown weights are trained before they are sent.
 
-    In a round of one epoch that is once, in the middle; else after every epoch but the last.
+    In a round of one epoch: once, in the middle; otherwise after every epoch but the last.
     """
     if batch.steps <= batch.per_epoch:
         return batch.step == batch.steps // 2
@@ -57,13 +57,13 @@ class Regrowth:
     """How pruned weights are regrown."""
 
     redistribution: Redistribution = "magnitude"
-    """By what layers share the weights that are grown; `none`: each grows what it lost."""
+    """How regrown weights are shared among layers; `none`: each layer regrows its own number."""
     growth: Growth = "random"
     """Which weights of a layer are grown."""
     exact: bool = True
-    """Whether as many are grown as were pruned; else shares are rounded up as in released code."""
+    """Whether to grow exactly as many as were pruned; else shares are rounded up, as released."""
     carry: Carry = Carry()
-    """What the released code still owes, kept by the caller for the length of a round:
+    """The debt of the released code, which the caller keeps during a round:
     `carry = carry.after(intended - sum(count(change.masks).values()))`."""
 
 
@@ -81,15 +81,15 @@ def evolve(
     """Prunes `rate` of each layer's weights and grows as many, shared among layers by strength.
 
     Args:
-        key: Of random growth.
+        key: The key of random growth.
         params: The weights.
-        masks: The masks that are evolved.
+        masks: The current masks.
         rate: The fraction of each layer's active weights that is pruned.
         how: How pruned weights are regrown.
-        momentum: Needed where `how` goes by momentum.
-        gradient: Needed for growth by gradient.
-        among: Coordinates outside of it, such as frozen ones, are neither grown nor counted as
-            room; active ones must be inside.
+        momentum: Required if `how` uses momentum.
+        gradient: Required for growth by gradient.
+        among: The coordinates that may be grown and count as room, for example those that are
+            not frozen; must include all active ones.
     """
     active = count(masks)
     sizes = {name: mask.numel() for name, mask in masks.items()} if among is None else count(among)
@@ -100,7 +100,7 @@ def evolve(
     )
     remaining = count(left)
     room = {name: sizes[name] - n for name, n in remaining.items()}
-    if strong is None:  # every layer gets back what it lost
+    if strong is None:  # every layer regrows as many as it lost
         strong = {name: Fraction(active[name] - n) for name, n in remaining.items()}
     lost = sum(active.values()) - sum(remaining.values())
     if how.exact:
@@ -122,7 +122,7 @@ def removals(
     redistribution: Redistribution = "magnitude",
     momentum: Params | None = None,
 ) -> Counts:
-    """How many weights of each layer `evolve` prunes: fewer of a strong one that is nearly full."""
+    """The number of weights that `evolve` prunes per layer; fewer if strong and nearly full."""
     sizes = {name: mask.numel() for name, mask in masks.items()}
     strong = _strength(redistribution, params, masks, momentum)
     return _removals(as_fraction(rate), count(masks), sizes, strong)
@@ -131,36 +131,36 @@ def removals(
 def _strength(
     redistribution: Redistribution, params: Params, masks: Masks, momentum: Params | None
 ) -> Shares | None:
-    """What layers claim: the mean magnitude of what is active; None where there is no sharing."""
+    """Mean magnitudes of each layer's active weights or momentum; None: no redistribution."""
     if redistribution == "none":
         return None
     values = params
     if redistribution == "momentum":
         values = _needed(momentum, "redistribution by momentum")
-    found = {}
+    means = {}
     for name, mask in masks.items():
         chosen = magnitudes(values[name])[flat(mask)]
         mean = float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
-        found[name] = Fraction(mean) if isfinite(mean) else Fraction(0)
-    return found
+        means[name] = Fraction(mean) if isfinite(mean) else Fraction(0)
+    return means
 
 
 def _removals(
     rate: Fraction, active: Counts, sizes: Mapping[str, int], strong: Shares | None
 ) -> Counts:
-    found = {}
+    removed = {}
     shares = None if strong is None else _shares(strong)
     for name, kept in active.items():
         free = Fraction(sizes[name] - kept, max(sizes[name], 1))
         crowded = shares is not None and free < CROWDED and shares[name] * len(active) > 1
-        found[name] = ceil((min(free, rate) if crowded else rate) * kept)
-    return found
+        removed[name] = ceil((min(free, rate) if crowded else rate) * kept)
+    return removed
 
 
 def _rounded_up(shares: Shares, budget: Fraction, room: Mapping[str, int]) -> Counts:
-    """The released way: shares rounded up, and what does not fit is divided equally.
+    """As in the released code: shares are rounded up, and the excess is divided equally.
 
-    The released code divides again and again what still does not fit; this is where that ends.
+    The released code divides the excess repeatedly; this computes the limit.
     """
     most = {name: Fraction(99, 100) * free for name, free in room.items()}
     asked = {name: Fraction(max(ceil(share * budget), 0)) for name, share in shares.items()}

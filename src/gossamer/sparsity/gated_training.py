@@ -1,13 +1,13 @@
-"""Training under gates: all gradients from the one of the loss at the gated weights.
+"""Training under gates: all gradients follow from that of the loss at the gated weights.
 
 A gated model has weights w in groups, and a threshold per group. With z the relaxed gates and R the
 probabilities that they are positive, training minimises
 
     mean loss(w * z) + sum over groups of R (price + drift / 2 |w - anchor|^2)
 
-Weights get the gradient of the loss times their gate; gates get its product with the weights, and
-thresholds what gates pass on. Norms are constants of a step: a gate must not close because weights
-shrink. Weights are trained by SGD, thresholds by Adamax.
+The gradient of a weight is that of the loss times its gate; the gradient of a gate is the sum of
+its products with the weights, and reaches the threshold by the chain rule. Norms are constants
+within a step: a gate must not close because weights shrink. SGD trains weights, Adamax thresholds.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class Work:
     drift: float = 0.0
     concrete: HardConcrete = HardConcrete()
     rate: float = 0.0
-    """Of SGD."""
+    """The learning rate of SGD."""
     steps: int = 0
     velocity: optim.Velocity = field(default_factory=list)
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     examples: int = 0
 
     def logits(self) -> Tensor:
-        """The logits of the gates as they are now."""
+        """The current logits of the gates."""
         norms = (self.part.groups.squares(self.params) + self.outside).sqrt()
         return hard_concrete.logits(norms, self.raw, self.temperature)
 
     def location(self) -> Tensor:
-        """The locations of the relaxed gates as they are now."""
+        """The current locations of the relaxed gates."""
         return self.concrete.location(self.logits())
 
     def draws(self, key: Key) -> Tensor:
@@ -141,7 +141,7 @@ class Work:
         self.examples += len(batch.y)
 
     def _data(self, location: Tensor, drawn: Drawn) -> tuple[Tensor, Params, Tensor]:
-        """The loss and its gradients by weights and by the gates' locations."""
+        """The loss and its gradients with respect to weights and to locations of gates."""
         loss, by_location = torch.zeros((), device=location.device), torch.zeros_like(location)
         grads: Params = {}
         examples = sum(len(part.y) for part, _ in drawn)
@@ -168,7 +168,7 @@ class Work:
 
 
 def begin(part: Part, raw: Tensor, temperature: float, drift: float = 0.0) -> Work:
-    """Starts with prices and a learning rate of zero.
+    """The state before the first step; prices and the learning rate are zero.
 
     Args:
         raw: thresholds before softplus, of all groups of the whole model.

@@ -1,7 +1,7 @@
 """Groups of weights that share a gate: filters, neurons, or single weights.
 
 All gates of a model are one vector, tensor by tensor. `Groups` translates between that vector and
-the tensors, and between the tensors and what travels of them when some groups are left out.
+the tensors, and between the tensors and their packed form, which omits some groups.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class Groups:
     # a part of a model ----------------------------------------------------------------------------
 
     def places(self, inside: Masks) -> Tensor:
-        """The indices of the gates that have weights inside of these masks."""
+        """The indices of the gates that have weights inside these masks."""
         return torch.cat([_slices(inside[n], axis) for n, axis in self._pairs]).nonzero().flatten()
 
     def within(self, inside: Masks) -> Groups:
-        """The groups of the part of the model inside of these masks."""
+        """The groups of the part of the model inside these masks."""
         counts = [(int(_slices(inside[name], axis).sum()),) for name, axis in self._pairs]
         return replace(self, shapes=tuple(counts))
 
-    # what travels ---------------------------------------------------------------------------------
+    # messages -------------------------------------------------------------------------------------
 
     def pack(self, params: Params, kept: Masks) -> Packed:
         """The weights of the groups that are `kept`, by a truth value per gate.
@@ -119,7 +119,7 @@ class Groups:
         params = {}
         kinds = [{name: t.dtype for name, t in each.values.items()} for each in (packed, like)]
         if kinds[0] != kinds[1]:
-            raise WireError("weights came back with other names or types than were sent")
+            raise WireError("weights were returned with other names or types than were sent")
         for name, axis, size in zip(self.names, self.axes, self.weights, strict=True):
             flags, values, shape = kept[name], packed.values[name], like.shapes[name]
             count = int(flags.sum())
@@ -140,7 +140,7 @@ class Groups:
         return params
 
     def closed(self, alive: Masks) -> Masks:
-        """A gate for each group that is alive, all closed: the form in which gates come back."""
+        """A closed gate for each group that is alive: an example of the gates in a reply."""
         counts = {name: int(flags.sum()) for name, flags in alive.items()}
         return {name: torch.zeros(count, dtype=torch.bool) for name, count in counts.items()}
 

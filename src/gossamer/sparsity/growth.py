@@ -25,7 +25,7 @@ def grow_random(
     Only entries of `among` are candidates. With `bernoulli` candidates are drawn independently, and
     the count is met in expectation only, as in FLASH's released code.
     """
-    found = {}
+    grown = {}
     for name, mask in masks.items():
         allowed = part(among, name)
         free = np.flatnonzero(flat(~mask if allowed is None else ~mask & allowed))
@@ -37,8 +37,8 @@ def grow_random(
             chosen = some(key.fold(name), len(free), wanted)
         flags = np.zeros(mask.numel(), np.bool_)
         flags[free[chosen]] = True
-        found[name] = shaped(flags, mask)
-    return found
+        grown[name] = shaped(flags, mask)
+    return grown
 
 
 def grow_largest(
@@ -53,7 +53,7 @@ def grow_largest(
     Only inactive entries of `among` are candidates. With `everywhere` active ones are candidates
     too, as in FedDST's released code: they are reset to zero, and the layer ends below its count.
     """
-    found = {}
+    grown = {}
     for name, mask in masks.items():
         allowed = part(among, name)
         if everywhere:
@@ -61,8 +61,8 @@ def grow_largest(
         else:
             free = ~mask if allowed is None else ~mask & allowed
         _check(name, added[name], int(torch.count_nonzero(free)))
-        found[name] = shaped(top_flags(magnitudes(scores[name]), added[name], free), mask)
-    return found
+        grown[name] = shaped(top_flags(magnitudes(scores[name]), added[name], free), mask)
+    return grown
 
 
 def readjust(
@@ -96,8 +96,8 @@ def readjust(
 def some(key: Key, size: int, wanted: int) -> Flags:
     """A random selection of exactly `wanted` out of `size`, by the stream of seeds on the wire."""
     drawn = Drawn.by(key, {"": wanted}, {"": (size,)}).masks()
-    found: Flags = drawn[""].numpy()
-    return found
+    flags: Flags = drawn[""].numpy()
+    return flags
 
 
 def _check(name: str, wanted: int, free: int) -> None:

@@ -1,8 +1,8 @@
-"""Gates with learned thresholds: probabilities, first thresholds, and the hard concrete relaxation.
+"""Gates with learned thresholds: probabilities, initial thresholds, hard concrete relaxation.
 
-A group of weights is open with the probability `sigmoid((norm - threshold) / temperature)`. Code
-works with logits throughout: at a temperature of 0.001, a probability has no digits left to take a
-logarithm of.
+A group of weights is open with probability `sigmoid((norm - threshold) / temperature)`. The code
+works with logits: at a temperature of 0.001, probabilities saturate and their logarithms lose all
+precision.
 
 >>> norms = torch.tensor([0.5, 1.0])
 >>> thresholds = thresholds_for(norms, 0.99, 1e-3)
@@ -27,21 +27,21 @@ from gossamer.sparsity.groups import Groups
 
 Relaxation = Literal["natural", "matched"]
 LEAST_THRESHOLD = 1e-6
-"""Thresholds are positive; a group too small for the probability asked for has this one."""
+"""The minimum threshold, for groups too small to reach the requested probability."""
 LEAST_DRAW = 1e-6
-"""The distance of uniform draws from 0 and 1, whose logits are infinite."""
+"""The minimum distance of uniform draws from 0 and 1, where logits are infinite."""
 
 # thresholds ---------------------------------------------------------------------------------------
 
 
 def logits(norms: Tensor, raw: Tensor, temperature: float) -> Tensor:
     """Logits of the probabilities that groups are open; thresholds are `softplus(raw)`."""
-    found: Tensor = (norms - softplus(raw)) / temperature
-    return found
+    result: Tensor = (norms - softplus(raw)) / temperature
+    return result
 
 
 def thresholds_for(norms: Tensor, share: float | Tensor, temperature: float) -> Tensor:
-    """Raw thresholds with which groups are open with probability `share`, or nearly."""
+    """Raw thresholds for which groups are open with probability `share`, as far as possible."""
     logit = torch.logit(torch.as_tensor(share, dtype=torch.float64))
     wanted = norms - (temperature * logit).to(norms.dtype)
     threshold = wanted.clamp_min(LEAST_THRESHOLD)
@@ -54,20 +54,20 @@ def infeasible(norms: Tensor, share: float, temperature: float) -> Tensor:
 
 
 def first_thresholds(groups: Groups, params: Params, share: float, temperature: float) -> Tensor:
-    """Raw thresholds with which all groups of a new model are open with probability `share`.
+    """Initial raw thresholds, for which all groups are open with probability `share`.
 
-    Groups that are too small start less open, with a warning.
+    Groups that are too small start with a lower probability, and a warning is issued.
 
     Raises:
-        ValueError: a group is zero, so that its gate would never open.
+        ValueError: a group is zero, so its gate would never open.
     """
     norms = groups.norms(params)
     for name, part in groups.split(norms).items():
         if closed := int((part == 0).sum()):
             raise ValueError(
-                f"{closed} of {part.numel()} groups of {name} are zero at the start, and no gate "
-                "would ever open them; give the model other initial values, or leave the tensor "
-                "out with --prunable"
+                f"{closed} of {part.numel()} groups of {name} are initialised to zero, and their "
+                "gates would never open; change the initialisation, or exclude the tensor with "
+                "--prunable"
             )
     if small := int(infeasible(norms, share, temperature).sum()):
         warnings.warn(

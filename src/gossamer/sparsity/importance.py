@@ -1,8 +1,8 @@
-"""Which weights are worth their time: the criterion by which PruneFL adjusts masks.
+"""Importance of weights: PruneFL's criterion for adjusting masks.
 
-The importance of a weight is how much faster the loss falls with it: its squared gradient. Its cost
-is the time by which it makes a round longer. Masks should have the most importance per second:
-weights are added in the order of that ratio, as long as the ratio of the whole model grows.
+The importance of a weight is its squared gradient, which approximates how much faster the loss
+decreases with it. Its cost is the time it adds to a round. Masks maximise importance per second:
+weights are added in the order of that ratio, as long as the ratio of the whole model increases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Importance:
         return bool(self.rest) or any(bool(tensor.any()) for tensor in self.weights.values())
 
     def negative(self) -> bool:
-        """Whether some importance is below zero, as no square is."""
+        """Whether any importance is negative, which is invalid for a sum of squares."""
         return self.rest < 0 or any(bool((tensor < 0).any()) for tensor in self.weights.values())
 
     def times(self, factor: float) -> Importance:
@@ -65,7 +65,7 @@ class Gathered:
             torch._foreach_add_(sums, new)
 
     def importance(self, prunable: Collection[str], examples: int) -> Importance:
-        """The sum of squares; or the square of the sum, times its examples, so that rounds add."""
+        """The sum of squares; or the squared sum times `examples`, so that rounds can be summed."""
         squares, factor = self.sums, 1
         if not self.squared:
             squares = {name: tensor.square() for name, tensor in self.sums.items()}

@@ -26,13 +26,13 @@ from gossamer.wire import Drawn
 
 def random_groups(key: Key, layout: Layout, counts: Mapping[str, int], size: int = 16) -> Masks:
     """Random masks with `counts` active weights in each layer, evenly spread over its groups."""
-    found = {}
+    masks = {}
     for name, wanted in counts.items():
         blocks = _Blocks(layout[name].shape, size)
         scores = blocks.split(uniform_numbers(key.fold(name), layout[name].count), -np.inf)
         chosen = blocks.join(_top_rows(scores, blocks.spread(wanted)))
-        found[name] = torch.from_numpy(chosen).reshape(layout[name].shape)
-    return found
+        masks[name] = torch.from_numpy(chosen).reshape(layout[name].shape)
+    return masks
 
 
 def drawn_masks(drawn: Drawn, layout: Layout, size: int = 0) -> Masks:
@@ -42,13 +42,13 @@ def drawn_masks(drawn: Drawn, layout: Layout, size: int = 0) -> Masks:
 
 def largest_in_groups(params: Params, counts: Mapping[str, int], size: int = 16) -> Masks:
     """Masks of the largest magnitudes in each group; layers keep `counts` weights."""
-    found = {}
+    masks = {}
     for name, wanted in counts.items():
         weight = params[name]
         blocks = _Blocks(tuple(weight.shape), size)
         scores = blocks.split(magnitudes(weight), -np.inf)
-        found[name] = shaped(blocks.join(_top_rows(scores, blocks.spread(wanted))), weight)
-    return found
+        masks[name] = shaped(blocks.join(_top_rows(scores, blocks.spread(wanted))), weight)
+    return masks
 
 
 def largest_masks(params: Params, counts: Mapping[str, int], among: Masks, size: int = 0) -> Masks:
@@ -125,13 +125,13 @@ class _Blocks:
 
     def join(self, groups: Flags) -> Flags:
         """The inverse of `split`: entries in row-major order."""
-        found: Flags
+        flags: Flags
         if self.by_channel:
             outputs, inputs, *kernel = self.shape
-            found = np.moveaxis(groups.reshape(outputs, *kernel, inputs), -1, 1)
+            flags = np.moveaxis(groups.reshape(outputs, *kernel, inputs), -1, 1)
         else:
-            found = groups.reshape(self.rows, -1)[:, : prod(self.shape) // self.rows]
-        return np.ascontiguousarray(found).reshape(-1)
+            flags = groups.reshape(self.rows, -1)[:, : prod(self.shape) // self.rows]
+        return np.ascontiguousarray(flags).reshape(-1)
 
     def spread(self, total: int) -> NDArray[np.int64]:
         """The counts of the groups, if the layer keeps `total` weights."""
@@ -139,14 +139,14 @@ class _Blocks:
         if not 0 <= total <= count:
             raise ValueError(f"a layer of {count} weights cannot keep {total}; ask for fewer")
         ends = np.cumsum(self.split(np.ones(count, np.bool_), False).sum(1), dtype=np.int64)
-        found: NDArray[np.int64] = np.diff(total * ends // max(count, 1), prepend=np.int64(0))
-        return found
+        counts: NDArray[np.int64] = np.diff(total * ends // max(count, 1), prepend=np.int64(0))
+        return counts
 
 
 def _top_rows(scores: Numbers, wanted: NDArray[np.int64]) -> Flags:
     """True at the `wanted` largest scores of each row; ties go to the lower index."""
     ranked = np.arange(scores.shape[1])[None, :] < wanted[:, None]
     order = np.argsort(-scores, axis=1, kind="stable")
-    found = np.zeros(scores.shape, np.bool_)
-    np.put_along_axis(found, order, ranked, axis=1)
-    return found
+    flags = np.zeros(scores.shape, np.bool_)
+    np.put_along_axis(flags, order, ranked, axis=1)
+    return flags

@@ -50,7 +50,7 @@ def largest(
         frozen: weights that are always kept, and count like others.
         least: the minimum that every layer keeps.
     """
-    found = {}
+    masks = {}
     for name, wanted in counts.items():
         weight, candidates, protected = params[name], part(among, name), part(frozen, name)
         fixed = 0
@@ -67,8 +67,8 @@ def largest(
         # Masks stay on the device of the masks, also if weights are on another one.
         like = weight if candidates is None else candidates
         mask = shaped(top_flags(magnitudes(weight), min(more, room), candidates), like)
-        found[name] = mask if protected is None else mask | protected
-    return found
+        masks[name] = mask if protected is None else mask | protected
+    return masks
 
 
 def largest_of_all(
@@ -95,13 +95,13 @@ def above_percentile(params: Params, masks: Masks, share: float) -> Masks:
 
     `share` is a fraction of one; the percentile is interpolated as in NumPy.
     """
-    found = {}
+    kept = {}
     for name, mask in masks.items():
         sizes = magnitudes(params[name])
         alive = sizes[mask.reshape(-1).cpu().numpy() & (sizes > 0)].astype(np.float64)
         limit = np.quantile(alive, share) if len(alive) else 0.0
-        found[name] = mask & shaped(sizes >= limit, mask)
-    return found
+        kept[name] = mask & shaped(sizes >= limit, mask)
+    return kept
 
 
 def counts_after_removal(masks: Masks, removed: Mapping[str, int], least: int = 1) -> Counts:
@@ -137,7 +137,7 @@ def top_flags(scores: Numbers, wanted: int, among: Tensor | Flags | None = None)
     if unknown.any():
         scores = np.where(unknown, -np.inf, scores)
     cut = ranked(scores, size - wanted)
-    found: Flags = scores > cut
-    missing = wanted - int(np.count_nonzero(found))
-    found[np.flatnonzero(scores == cut)[:missing]] = True
-    return found
+    chosen: Flags = scores > cut
+    missing = wanted - int(np.count_nonzero(chosen))
+    chosen[np.flatnonzero(scores == cut)[:missing]] = True
+    return chosen

@@ -1,13 +1,13 @@
-"""SWAT: layers that compute with their largest weights, and learn from their largest inputs.
+"""SWAT: sparse weights in both passes, sparse activations for the gradient of the weights.
 
 Raihan, Aamodt: Sparse weight activation training. NeurIPS 2020. https://arxiv.org/abs/2001.01969
 
-A pass forward takes the largest weights and all inputs. Back, the gradient of inputs goes by the
-same weights; that of weights goes by the largest inputs, and all weights have it, so that a small
-one may grow. Zeros are multiplied here like other numbers: costs are counted from densities.
+The forward pass uses the largest weights and all inputs. In the backward pass, the gradient of the
+inputs uses the same weights; the gradient of the weights uses the largest inputs and is dense, so
+that small weights can grow. Kernels are dense here: costs are computed from densities.
 
     sparse = sparse_task(task, 0.1)  # for training; parameters have the names of `task`
-    active(params, task.layout.prunable, 0.1)  # what `task` itself is tested with
+    active(params, task.layout.prunable, 0.1)  # to evaluate with `task` itself
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _lock = threading.Lock()
 _known: WeakKeyDictionary[Task, tuple[float, Task]] = WeakKeyDictionary()
 
 
-# what is large ------------------------------------------------------------------------------------
+# large weights ------------------------------------------------------------------------------------
 
 
 def active(params: Params, names: Iterable[str], density: float) -> Params:
-    """The model that sparse layers compute with; weights as large as the last one stay too."""
+    """The model that sparse layers compute with; ties at the cut are kept."""
     return {**params, **{name: _largest(params[name], density) for name in names}}
 
 
 def masks(params: Params, names: Iterable[str], density: float) -> Masks:
-    """Where these layers have weights that are not zero."""
+    """The masks of the nonzero weights of these layers."""
     return {name: _largest(params[name], density) != 0 for name in names}
 
 
@@ -56,8 +56,8 @@ def _largest(values: Tensor, density: float) -> Tensor:
 def sparse_task(task: Task, density: float) -> Task:
     """The same task with sparse layers where the layout has prunable weights.
 
-    Its parameters have two more numbers for each of these layers, in which cuts are remembered.
-    The last one that was made of a task is kept; like any task, it is for one thread at a time.
+    Each of these layers has an additional buffer of two numbers, which stores its cuts.
+    The last result for each task is cached; like any task, it serves one thread at a time.
     """
     with _lock:
         known = _known.get(task)
@@ -69,12 +69,12 @@ def sparse_task(task: Task, density: float) -> Task:
 
 
 def cuts(task: Task) -> list[str]:
-    """The names under which the layers of a sparse task remember their cuts."""
+    """The names of the buffers in which the layers of a sparse task store their cuts."""
     return [name for name in task.layout.buffers if name.rpartition(".")[2] == CUTS]
 
 
 def forget(task: Task, params: Params) -> None:
-    """Lets the layers of a sparse task find new cuts in the next pass, in place."""
+    """Resets the cuts of a sparse task in place; the next pass computes new ones."""
     for name in cuts(task):
         params[name].fill_(UNKNOWN)
 
@@ -85,7 +85,7 @@ def _made(task: Task, density: float) -> Task:
     wanted = {id(state[name]): name for name in task.layout.prunable}
     made: dict[int, SparseLayer] = {}
     for parent in list(holder.modules()):
-        # Not named_children, which leaves out the second name of a layer that has two.
+        # Not named_children, which omits the second name of a shared layer.
         for name, child in list(parent._modules.items()):
             if not isinstance(child, _KINDS) or type(child) not in _KINDS:
                 continue
@@ -93,8 +93,8 @@ def _made(task: Task, density: float) -> Task:
                 parent._modules[name] = made.setdefault(id(child), SparseLayer(child, density))
     for odd in wanted.keys() - {id(layer.weight) for layer in made.values()}:
         raise ValueError(
-            f"{wanted[odd]} is no weight of a plain convolution or linear layer, and only these "
-            "compute with few activations; leave it out with --prunable"
+            f"{wanted[odd]} is not a weight of a plain convolution or linear layer, and only these "
+            "support sparse activations; exclude it with --prunable"
         )
     module = holder["module"]
     places = [path for path, part in module.named_modules() if isinstance(part, SparseLayer)]

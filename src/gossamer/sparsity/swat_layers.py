@@ -1,4 +1,4 @@
-"""Layers of SWAT: few weights forward, few inputs for the gradient of the weights."""
+"""SWAT layers: sparse weights, and sparse inputs for the gradient of the weights."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gossamer.sparsity import as_fraction
 from gossamer.sparsity.algebra import magnitudes, ranked
 
 CUTS = "swat_cuts"
-"""The buffer of a sparse layer: from which magnitude on weights count, and from which inputs do."""
+"""The buffer of a sparse layer: the cuts (minimum magnitudes) of its weights and of its inputs."""
 UNKNOWN = -1.0
-"""A cut that is found in the next pass."""
+"""A cut that the next pass computes."""
 
 
 def cut(values: Tensor, density: float) -> float:
-    """The magnitude from which on numbers are among the largest, a part `density` of them.
+    """The smallest magnitude among the largest numbers, a fraction `density` of all.
 
     >>> cut(torch.tensor([3.0, -0.5, 2.0, 0.1]), 0.5)
     2.0
     """
-    found = magnitudes(values)
-    if not len(found):
+    sizes = magnitudes(values)
+    if not len(sizes):
         return 0.0
-    place = len(found) - max(ceil(as_fraction(density) * len(found)), 1)
-    return ranked(found, place)
+    place = len(sizes) - max(ceil(as_fraction(density) * len(sizes)), 1)
+    return ranked(sizes, place)
 
 
 def above(values: Tensor, least: float) -> Tensor:
@@ -41,7 +41,7 @@ def above(values: Tensor, least: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution moves over its input."""
+    """The geometry of a convolution."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -50,7 +50,7 @@ class Geometry:
 
 
 class SparseProduct(torch.autograd.Function):
-    """A layer's output by its active weights; `weight` is there for its gradient alone."""
+    """A layer's output from its active weights `used`; `weight` only receives the gradient."""
 
     @staticmethod
     def forward(
@@ -77,17 +77,17 @@ class SparseProduct(torch.autograd.Function):
         x, used = ctx.saved_tensors
         inputs, weights = ctx.needs_input_grad[:2]
         biases = ctx.biased and ctx.needs_input_grad[3]
-        found: Sequence[Tensor | None]
+        results: Sequence[Tensor | None]
         if ctx.how is None:
             rows = grad.reshape(-1, grad.shape[-1])
-            found = (
+            results = (
                 grad @ used if inputs else None,
                 rows.T @ x.reshape(-1, x.shape[-1]) if weights else None,
                 rows.sum(0) if biases else None,
             )
         else:
             how = ctx.how
-            found = torch.ops.aten.convolution_backward(
+            results = torch.ops.aten.convolution_backward(
                 grad,
                 x,
                 used,
@@ -100,13 +100,13 @@ class SparseProduct(torch.autograd.Function):
                 how.groups,
                 [inputs, weights, biases],
             )
-        return found[0], found[1], None, found[2], None, None
+        return results[0], results[1], None, results[2], None, None
 
 
 class SparseLayer(nn.Module):
-    """A convolution or linear layer under the same names, with its largest weights and inputs.
+    """A convolution or linear layer that uses its largest weights and inputs; same parameter names.
 
-    What counts as large is kept in a buffer from one batch to the next; see `forget`.
+    A buffer keeps the cuts from one batch to the next; see `forget`.
     """
 
     swat_cuts: Tensor
@@ -134,7 +134,7 @@ class SparseLayer(nn.Module):
             kind = torch.get_autocast_dtype(x.device.type)
             x, used = x.to(kind), used.to(kind)
             bias = None if bias is None else bias.to(kind)
-        # In a test nothing is learned from inputs.
+        # Evaluation needs no gradients, so inputs need no cut.
         least = self._cut(1, x) if self.training else 0.0
         if self.around is not None:
             x = functional.pad(x, *self.around)
@@ -144,7 +144,7 @@ class SparseLayer(nn.Module):
     def _cut(self, place: int, values: Tensor) -> float:
         if self.training and (known := float(self.swat_cuts[place])) >= 0:
             return known
-        found = cut(values, self.density)
+        least = cut(values, self.density)
         if self.training:
-            self.swat_cuts[place] = found
-        return found
+            self.swat_cuts[place] = least
+        return least

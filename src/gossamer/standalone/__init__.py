@@ -1,8 +1,8 @@
-"""A method as one file of its own: its source, with its settings as the defaults of its class.
+"""A method as a standalone file: its source, with its settings as the defaults of its class.
 
-A preset such as `jmwst` is a class with other values; in the copy these values are the defaults.
-Modules that no other method imports become part of the file, definitions that the class does not
-need are left out, and everything else stays an import from gossamer.
+A preset such as `jmwst` is an instance with other values; in the copy they become the defaults.
+Modules that no other method imports are inlined, definitions that the class does not need are
+omitted, and everything else is imported from gossamer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gossamer.standalone.sources import Imports, Source, edited, inner_module, o
 
 @dataclass(frozen=True)
 class Standalone:
-    """The text of a file, and the class in it that is the method."""
+    """The text of the file, and the name of the method's class in it."""
 
     source: str
     member: str
 
 
 def standalone(method: AnyMethod) -> Standalone:
-    """The method as one file, whose class without arguments equals it.
+    """The method as one file; its class, called without arguments, equals the method.
 
     Args:
         method: an entry of METHODS, or any frozen dataclass with the functions of a method.
@@ -49,7 +49,7 @@ def standalone(method: AnyMethod) -> Standalone:
 
 
 class _Collision(Exception):
-    """A module cannot become part of the file, because one of its names means something else."""
+    """A module cannot be inlined, because one of its names has another meaning in the file."""
 
     def __init__(self, module: str) -> None:
         super().__init__(module)
@@ -57,7 +57,7 @@ class _Collision(Exception):
 
 
 def _joined(name: str, text: str, inner: list[str], member: str, extra: Imports) -> str:
-    """The file: a docstring, imports, modules that became part of it, and the method."""
+    """The text of the file: docstring, imports, inlined modules, and the method."""
     texts = {each: inspect.getsource(importlib.import_module(each)) for each in inner}
     sources = [
         parsed(each, _renamed(each, source, inner))
@@ -95,7 +95,7 @@ def _joined(name: str, text: str, inner: list[str], member: str, extra: Imports)
 
 
 def _renamed(name: str, text: str, inner: list[str]) -> str:
-    """The source with names of the inner modules as these define them, without a module before.
+    """The source with unqualified names in place of references to inlined modules.
 
     Raises:
         _Collision: such a name has another meaning in a function of this source.
@@ -125,7 +125,7 @@ def _renamed(name: str, text: str, inner: list[str]) -> str:
         if node.id in names and names[node.id][1] != node.id:
             target, member = names[node.id]
             edits.append((node, _free(member, source, target)))
-    if sys.version_info < (3, 12):  # places inside of f-strings are not exact there
+    if sys.version_info < (3, 12):  # positions inside f-strings are inexact there
         strings = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
         inside = {id(node) for each in strings for node in ast.walk(each)}
         if any(id(node) in inside for node, _ in edits):
@@ -134,7 +134,7 @@ def _renamed(name: str, text: str, inner: list[str]) -> str:
 
 
 def _free(name: str, source: Source, target: str) -> str:
-    """A name, if nothing else in the source has it."""
+    """The name, if it has no other meaning in the source; otherwise raises a collision."""
     other = source.imports.get(name)
     if name in source.local | source.defines or (other and other != (target, name)):
         raise _Collision(target)
@@ -142,7 +142,7 @@ def _free(name: str, source: Source, target: str) -> str:
 
 
 def _check(sources: list[Source], inner: list[str]) -> None:
-    """Raises a collision where two modules mean different things by one name."""
+    """Raises a collision if two modules use one name with different meanings."""
     meaning: dict[str, object] = {}
     for source in sources[::-1]:
         own: dict[str, object] = dict.fromkeys(source.defines, source.name)
@@ -155,7 +155,7 @@ def _check(sources: list[Source], inner: list[str]) -> None:
 
 
 def _needed(sources: list[Source], member: str) -> set[str]:
-    """Names that the class needs, and all that these need."""
+    """The names that the class needs, directly or indirectly."""
     uses: dict[str, set[str]] = {}
     waiting = [member]
     for source in sources:
@@ -164,17 +164,17 @@ def _needed(sources: list[Source], member: str) -> set[str]:
                 waiting += each.uses
             for name in each.defines:
                 uses.setdefault(name, set()).update(each.uses)
-    found: set[str] = set()
+    names: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in uses and name not in found:
-            found.add(name)
+        if name in uses and name not in names:
+            names.add(name)
             waiting += uses[name]
-    return found
+    return names
 
 
 def _import_block(imports: Imports) -> str:
-    """Imports as a formatter sorts them: of Python, of others, of gossamer."""
+    """The imports, sorted as ruff does: standard library, third party, gossamer."""
     whole = {local: module for local, (module, name) in imports.items() if name is None}
     parts: dict[str, list[str]] = {}
     for local, (module, name) in imports.items():

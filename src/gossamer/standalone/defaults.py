@@ -14,7 +14,7 @@ from gossamer.standalone.sources import Imports, edited
 
 AnyMethod = Method[Any, Any, Any, Any, Any]
 WIDTH = 100
-"""Columns of a line."""
+"""The maximum length of a line."""
 
 
 def with_defaults(source: str, method: AnyMethod, module: ModuleType) -> tuple[str, Imports]:
@@ -35,7 +35,7 @@ def with_defaults(source: str, method: AnyMethod, module: ModuleType) -> tuple[s
         assert node.value is not None
         written = _Writer(known, imports).write(value)
         place = _place_of_default(node.value)
-        if place is node.value and each.metadata:  # of a helper that takes no other default
+        if place is node.value and each.metadata:  # from a helper without a default argument
             imports["option"] = ("gossamer.fields", "option")
             edits.append((place, _option(written[0], each.metadata)))
         elif place is node.value:
@@ -61,7 +61,7 @@ def _same(one: object, two: object) -> bool:
 
 
 def _place_of_default(call: ast.expr) -> ast.expr:
-    """The expression to replace: what `option` or `field` is given as default, or all of it."""
+    """The expression to replace: the default in a call of `option` or `field`, else all of it."""
     if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in _FIELDS:
         if call.args:
             return call.args[0]
@@ -80,7 +80,7 @@ class _Writer:
     imports: Imports
 
     def write(self, value: object) -> list[str]:
-        """On one line, then what comes before, the arguments, and what comes after."""
+        """The value on one line; for dataclasses also its opening, arguments and closing."""
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return [self._plain(value)]
         parts = []
@@ -92,7 +92,7 @@ class _Writer:
         return [f"{name}({', '.join(parts)})", f"{name}(", *parts, ")"]
 
     def _name(self, kind: type) -> str:
-        """What the file calls a class; one that it does not know is imported."""
+        """The name of a class in the file; imports the class if needed."""
         for name, each in self.known.items():
             if each is kind:
                 return name
@@ -111,7 +111,7 @@ class _Writer:
             case None | bool() | int() | float() | str():
                 return repr(value)
             case _:
-                raise ValueError(f"a setting of {value!r} cannot be written to a file")
+                raise ValueError(f"a setting of {value!r} cannot be written as Python source")
 
 
 def _option(default: str, metadata: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def _option(default: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _with_argument(call: ast.expr, place: ast.expr, new: str, source: str) -> tuple[ast.expr, str]:
-    """What to replace, and by what, to give a call another argument on lines that fit."""
+    """The expression to replace and its replacement, for a new argument; wraps long lines."""
     line = source.splitlines()[call.lineno - 1].encode()
     start, end = place.col_offset, place.end_col_offset
     text = (line[call.col_offset : start] + new.encode() + line[end : call.end_col_offset]).decode()
@@ -132,7 +132,7 @@ def _with_argument(call: ast.expr, place: ast.expr, new: str, source: str) -> tu
 
 
 def _fitted(written: list[str], place: ast.expr, source: str) -> str:
-    """On one line if it fits, otherwise an argument a line."""
+    """The value on one line if it fits, otherwise with one argument per line."""
     line, *parts = written
     rest = source.splitlines()[place.end_lineno - 1][place.end_col_offset :]  # type: ignore[operator]
     if not parts or place.col_offset + len(line) + len(rest) <= WIDTH:

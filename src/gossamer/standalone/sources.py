@@ -1,4 +1,4 @@
-"""Modules of methods as text: what they import, their statements, and edits by place."""
+"""Source code of method modules: imports, statements, and edits by position."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pathlib import Path
 from gossamer import methods
 
 Imports = dict[str, tuple[str, str | None]]
-"""Local names, each with a module and a name in it, or with a module alone."""
+"""Local names, each with the module and the name imported from it (None: the module itself)."""
 
 
 @cache
 def _imported() -> Mapping[str, frozenset[str]]:
-    """Modules of gossamer.methods, each with those of them that it imports."""
+    """The modules of gossamer.methods that each of them imports."""
     root = Path(inspect.getfile(methods)).parent
     texts = {}
     for path in sorted(root.rglob("*.py")):
         if path.name != "__init__.py":
             parts = path.relative_to(root.parents[1]).with_suffix("").parts
             texts[".".join(parts)] = path.read_text(encoding="utf-8")
-    found = {}
+    imports = {}
     for name, text in texts.items():
         targets = [t for node in ast.walk(ast.parse(text)) for t in _targets(node)]
-        found[name] = (
+        imports[name] = (
             frozenset(inner_module(target, texts) or "" for target in targets) & texts.keys()
         )
-    return found
+    return imports
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[str, str, str | None]]:
-    """Local name, module, and name in the module of everything that a statement imports."""
+    """The local name, the module, and the name in it, of each import of a statement."""
     if isinstance(node, ast.Import):
         for each in node.names:
             yield each.asname or each.name, each.name, None
@@ -45,44 +45,44 @@ def _targets(node: ast.AST) -> Iterator[tuple[str, str, str | None]]:
 
 
 def inner_module(target: tuple[str, str, str | None], known: Iterable[str]) -> str | None:
-    """Which of the known modules an import is of, itself or a name in it."""
+    """The known module that an import refers to, either the module or a name in it."""
     _, module, name = target
     whole = f"{module}.{name}" if name else module
     return next((each for each in (whole, module) if each in known), None)
 
 
 def only_used_by(module: str, excluded: set[str]) -> list[str]:
-    """Modules without a method that only this one imports, itself or through such modules."""
+    """Modules without methods that only this module imports, directly or through each other."""
     imported = _imported()
     own = {type(method).__module__ for method in methods.METHODS.values()}
-    found: list[str] = []
+    private: list[str] = []
     waiting = True
     while waiting:
-        inside = {module, *found}
+        inside = {module, *private}
         reached = {name for each in inside for name in imported.get(each, ())}
         waiting = False
         for name in sorted(reached - inside - own - excluded):
             users = {each for each, names in imported.items() if name in names}
             if users <= inside:
-                found.append(name)
+                private.append(name)
                 waiting = True
-    return sorted(found, key=lambda name: len(_below(name)))  # what is imported comes first
+    return sorted(private, key=lambda name: len(_below(name)))  # dependencies come first
 
 
 def _below(module: str) -> set[str]:
-    """All modules that a module imports, at any depth."""
-    found: set[str] = set()
+    """All modules that a module imports, directly or indirectly."""
+    reached: set[str] = set()
     waiting = [module]
     while waiting:
-        new = _imported().get(waiting.pop(), frozenset()) - found
-        found |= new
+        new = _imported().get(waiting.pop(), frozenset()) - reached
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A definition or another statement of a module, with the comments above it."""
+    """A definition or other statement of a module, with the comments above it."""
 
     text: str
     defines: frozenset[str]
@@ -91,14 +91,14 @@ class Statement:
 
 @dataclass
 class Source:
-    """A module, taken apart."""
+    """A parsed module."""
 
     name: str
     docstring: str = ""
     imports: Imports = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     local: frozenset[str] = frozenset()
-    """Names that are bound inside of functions and classes."""
+    """Names bound inside functions and classes."""
 
     @property
     def defines(self) -> set[str]:
@@ -106,25 +106,25 @@ class Source:
 
 
 def parsed(name: str, text: str) -> Source:
-    found = Source(name)
+    source = Source(name)
     lines = text.splitlines()
     before = 0
     for place, node in enumerate(ast.parse(text).body):
         end = node.end_lineno or node.lineno
         here, before = "\n".join(lines[before:end]), end
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.imports |= {local: (module, name) for local, module, name in _targets(node)}
+            source.imports |= {local: (module, name) for local, module, name in _targets(node)}
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if place == 0:
-                found.docstring = here
-            elif found.statements:  # the docstring of an assignment
-                last = found.statements[-1]
-                found.statements[-1] = dataclasses.replace(last, text=f"{last.text}\n{here}")
+                source.docstring = here
+            elif source.statements:  # the docstring of an assignment
+                last = source.statements[-1]
+                source.statements[-1] = dataclasses.replace(last, text=f"{last.text}\n{here}")
         else:
             uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            found.statements.append(Statement(here, _defined(node), frozenset(uses)))
-            found.local |= _bound(node) - _defined(node)
-    return found
+            source.statements.append(Statement(here, _defined(node), frozenset(uses)))
+            source.local |= _bound(node) - _defined(node)
+    return source
 
 
 def _defined(node: ast.stmt) -> frozenset[str]:
@@ -154,7 +154,7 @@ def _bound(node: ast.stmt) -> frozenset[str]:
 
 
 def edited(source: str, edits: Iterable[tuple[ast.expr, str]]) -> str:
-    """The source with expressions replaced; places in a tree count bytes of UTF-8."""
+    """The source with expressions replaced; offsets in a syntax tree count UTF-8 bytes."""
     lines = [line.encode() for line in source.splitlines(keepends=True)]
     starts = [0]
     for line in lines:

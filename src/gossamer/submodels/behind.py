@@ -1,4 +1,4 @@
-"""What follows each layer: its bias, a norm behind it, and whether a ReLU cuts both off."""
+"""What follows each layer: its bias, a norm after it, and whether a ReLU cuts both off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEP_SIGNS = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
 )
-"""Layers that make nothing positive of numbers that are not positive."""
+"""Layers that never turn non-positive numbers into positive ones."""
 
 _lock = threading.Lock()
 _known: WeakKeyDictionary[nn.Module, tuple[Layout, dict[str, Behind]]] = WeakKeyDictionary()
@@ -39,7 +39,7 @@ class Behind:
     beside: tuple[str, ...]
     """Its bias, and the scale and shift of a norm that comes next."""
     cut_off: bool
-    """Whether a ReLU comes before anything that distinguishes negative numbers."""
+    """Whether a ReLU comes before any operation that depends on negative values."""
 
 
 def behind(task: Task) -> dict[str, Behind]:
@@ -62,11 +62,11 @@ def beside(task: Task, groups: Groups) -> dict[str, tuple[str, ...]]:
 
 def pruned_beside(task: Task, groups: Groups, alive: Masks) -> Masks:
     """Masks of biases, scales and shifts that are pruned with their groups."""
-    found: Masks = {}
+    masks: Masks = {}
     for name, names in beside(task, groups).items():
         for each in names:
-            found[each] = alive[name] & found[each] if each in found else alive[name]
-    return found
+            masks[each] = alive[name] & masks[each] if each in masks else alive[name]
+    return masks
 
 
 def _behind(task: Task) -> dict[str, Behind]:
@@ -78,7 +78,7 @@ def _behind(task: Task) -> dict[str, Behind]:
         if node.op == "call_module"
     }
     times = [id(part) for part in parts.values()]
-    found = {}
+    layers = {}
     for node, part in parts.items():
         weight = f"{node.target}.weight"
         layer = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -90,8 +90,8 @@ def _behind(task: Task) -> dict[str, Behind]:
         if isinstance(after, _NormBase | nn.GroupNorm) and times.count(id(after)) == 1:
             names += [f"{users[0].target}.{leaf}" for leaf in ("weight", "bias")]
         beside = tuple(name for name in names if name in layout.parameters)
-        found[weight] = Behind(beside, _reaches_relu(node, parts))
-    return found
+        layers[weight] = Behind(beside, _reaches_relu(node, parts))
+    return layers
 
 
 def _reaches_relu(node: fx.Node, parts: Mapping[fx.Node, nn.Module]) -> bool:

@@ -1,9 +1,8 @@
-"""Exact compaction: pruned groups removed from a model such that the rest trains as before.
+"""Exact compaction: removes pruned groups from a model without changing how the rest trains.
 
-A pruned filter has no weights left, but it may have a bias, or a norm behind it, and then adds a
-constant to every example. It can be removed if that constant is zero and stays zero: where bias and
-norm are pruned with it, and where a ReLU cuts off a bias that is not positive and thus gets no
-gradient.
+A pruned filter has no weights left, but its bias, or a norm after it, may still add a constant to
+its output. It can be removed if that constant is zero and stays zero: if bias and norm are pruned
+with it, or if a ReLU cuts off a bias that is not positive and thus receives no gradient.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from gossamer.task import Task
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a model with pruned groups that is trained: all of it, or less."""
+    """The part of a model with pruned groups that is trained: all of it, or a compacted model."""
 
     whole: Groups
     received: Params
     """The whole model."""
     alive: Tensor
-    """By group of the whole model: false where it is pruned."""
+    """For each group of the whole model: false where it is pruned."""
     task: Task
     """The task of training the part."""
     params: Params
@@ -38,7 +37,7 @@ class Part:
     places: Tensor
     """The indices of these groups among those of the whole model."""
     outside: Tensor
-    """By group of the part: the squared norm of its weights outside of the part."""
+    """For each group of the part: the squared norm of its weights outside the part."""
     held: Masks
     """False where biases, scales and shifts of the part are zero and stay zero."""
     cut: Cut | None = None
@@ -46,11 +45,11 @@ class Part:
     """The part as masks of the prunable tensors, if it is not the whole model."""
 
     def restore(self, params: Params) -> Params:
-        """The whole model with these tensors of the part; the rest is as received."""
+        """The whole model with these tensors of the part inserted; the rest is as received."""
         return params if self.cut is None else self.cut.give(params, self.received)
 
     def active(self) -> Masks:
-        """Masks of the weights that take part in the arithmetic."""
+        """Masks of the weights that are used in computation."""
         alive = self.whole.masks(self.alive, self.received)
         return {**alive, **{n: kept & alive.get(n, kept) for n, kept in self.inside.items()}}
 
@@ -58,11 +57,11 @@ class Part:
 def part_of(
     task: Task, groups: Groups, alive: Masks, params: Params, held: Masks, compact: bool = True
 ) -> Part:
-    """The part to train: without pruned groups where that is exact, or all of the model.
+    """The part to train: without pruned groups where that is exact, otherwise the whole model.
 
     Args:
         held: false where biases, scales and shifts are zero and stay zero.
-        compact: whether to remove anything.
+        compact: whether to remove pruned groups at all.
     """
     flags, places = groups.join(alive), torch.arange(groups.total)
     cut = plan(task, groups, alive, params, held) if compact else None
@@ -87,7 +86,7 @@ def plan(task: Task, groups: Groups, alive: Masks, params: Params, held: Masks) 
         return None
     try:
         structure = trace(task)
-    except ValueError:  # a model that cannot be followed is trained as a whole
+    except ValueError:  # a model that cannot be traced is trained as a whole
         return None
     stays = _stays(task, structure, groups, alive, params, held)
     keep = {}
@@ -110,9 +109,9 @@ def _stays(
     params: Params,
     held: Masks,
 ) -> np.ndarray:
-    """By unit: whether it has an effect, or is trained, without weights of its own."""
+    """For each unit: whether it has an effect, or is trained, even without weights."""
     wiring = structure.wiring
-    found = np.zeros(len(wiring.removable), np.bool_)
+    stays = np.zeros(len(wiring.removable), np.bool_)
     silent = _cut_off(task, groups, alive, params)
     for name, units in wiring.rows.items():
         leaf = structure.layout[name]
@@ -121,28 +120,28 @@ def _stays(
         audible = torch.ones(leaf.shape, dtype=torch.bool)
         for quiet in (held, silent):
             audible &= quiet.get(name, audible)
-        found[units[audible.numpy()]] = True
+        stays[units[audible.numpy()]] = True
     for name, axis in zip(groups.names, groups.axes, strict=True):
         if axis == 1 and name in wiring.columns:
-            # The gate of an input is trained as long as it is open, whatever the input is.
-            found[wiring.columns[name][_some(alive[name]).numpy()]] = True
-    return found
+            # The gate of an input is trained while it is open, for any input.
+            stays[wiring.columns[name][_some(alive[name]).numpy()]] = True
+    return stays
 
 
 def _cut_off(task: Task, groups: Groups, alive: Masks, params: Params) -> Masks:
-    """Masks of biases that are false where a pruned group's bias never passes its ReLU."""
-    found: Masks = {}
+    """Masks of biases: false where the bias of a pruned group never passes its ReLU."""
+    masks: Masks = {}
     follows = behind(task)
     for name, axis in zip(groups.names, groups.axes, strict=True):
         known = follows.get(name)
         if axis == 0 and known and known.cut_off and len(known.beside) == 1:
             (bias,) = known.beside
-            found[bias] = alive[name] | (params[bias].cpu() > 0)
-    return found
+            masks[bias] = alive[name] | (params[bias].cpu() > 0)
+    return masks
 
 
 def _some(flags: Tensor) -> Tensor:
-    """The same with at least one unit, since nothing passes a layer without any."""
+    """The same flags, with the first unit kept if there is none: a layer cannot be empty."""
     if bool(flags.any()):
         return flags
     first = torch.zeros_like(flags)

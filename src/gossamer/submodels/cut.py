@@ -58,39 +58,39 @@ class Cut:
 
     def give(self, small: Params, into: Params) -> Params:
         """The inverse of `take`: a copy of the full tensors `into` with the small ones inserted."""
-        found = {name: tensor.detach().clone() for name, tensor in into.items()}
+        filled = {name: tensor.detach().clone() for name, tensor in into.items()}
         for name, tensor in small.items():
-            if name not in found:
+            if name not in filled:
                 raise ValueError(f"there is no full tensor {name!r} to put the small one into")
             rows, columns = self._indices.get(name, (None, None))
-            full = found[name]
+            full = filled[name]
             if rows is None and columns is None:
                 full.copy_(tensor)
                 continue
             row = torch.arange(len(full)) if rows is None else rows
             place = (row,) if columns is None else (row[:, None], columns)
             full[tuple(each.to(full.device) for each in place)] = tensor.to(full)
-        return found
+        return filled
 
     def silence(self, params: Params) -> Params:
         """Full tensors in which removed units output zeros."""
-        found = {name: tensor.detach().clone() for name, tensor in params.items()}
+        silenced = {name: tensor.detach().clone() for name, tensor in params.items()}
         for name, units in self.structure.wiring.rows.items():
-            if name in found and self.structure.layout[name].kind != "buffer":
-                found[name][~self._stays(units).to(found[name].device)] = 0
+            if name in silenced and self.structure.layout[name].kind != "buffer":
+                silenced[name][~self._stays(units).to(silenced[name].device)] = 0
         for name, flags in self.chosen.items():
-            if name in found:
-                found[name][:, ~torch.from_numpy(flags).to(found[name].device)] = 0
-        return found
+            if name in silenced:
+                silenced[name][:, ~torch.from_numpy(flags).to(silenced[name].device)] = 0
+        return silenced
 
     def masks(self) -> Masks:
         """Masks of the full shape: which weights of each prunable tensor the sub-model has."""
         layout = self.structure.layout
-        found = {
+        outside = {
             name: torch.zeros(layout[name].shape, dtype=torch.bool) for name in layout.prunable
         }
-        inside = {name: torch.ones(self.layout[name].shape, dtype=torch.bool) for name in found}
-        return self.give(inside, found)
+        inside = {name: torch.ones(self.layout[name].shape, dtype=torch.bool) for name in outside}
+        return self.give(inside, outside)
 
     @cached_property
     def layout(self) -> Layout:
@@ -105,10 +105,10 @@ class Cut:
         """
         with _lock:
             known = _tasks.setdefault(task, OrderedDict())
-            found = known.get(self._form)
-            if found is not None:
+            cached = known.get(self._form)
+            if cached is not None:
                 known.move_to_end(self._form)
-                return found
+                return cached
         small = Task(
             self._module(task.module), task.criterion, self.layout, task.precision, task.device
         )
@@ -132,22 +132,22 @@ class Cut:
     @cached_property
     def _norms(self) -> dict[str, tuple[int, ...]]:
         """Channels left in each group of group norms that lose some, by path."""
-        wiring, found = self.structure.wiring, {}
+        wiring, norms = self.structure.wiring, {}
         for path, groups in wiring.norms.items():
             stays = ~self.gone[wiring.rows[f"{path}.weight"]]
             if not stays.all():
-                found[path] = tuple(stays.reshape(groups, -1).sum(1).tolist())
-        return found
+                norms[path] = tuple(stays.reshape(groups, -1).sum(1).tolist())
+        return norms
 
     @cached_property
     def _inputs(self) -> dict[str, Tensor]:
         """Indices of the features that linear layers keep, among those that reach them, by path."""
-        found = {}
+        inputs = {}
         for name, flags in self.chosen.items():
             present = flags[~self.gone[self.structure.wiring.columns[name]]]
             if not present.all():
-                found[name.rpartition(".")[0]] = torch.from_numpy(np.flatnonzero(present))
-        return found
+                inputs[name.rpartition(".")[0]] = torch.from_numpy(np.flatnonzero(present))
+        return inputs
 
     @cached_property
     def _form(self) -> Hashable:
@@ -161,14 +161,14 @@ class Cut:
         """Rows and columns to keep of each tensor that loses some; None: all of them."""
         wiring = self.structure.wiring
         names = dict.fromkeys([*wiring.rows, *wiring.columns])
-        found = {
+        indices = {
             name: (
                 _places(~self.gone[wiring.rows[name]]) if name in wiring.rows else None,
                 _places(self._columns(name)) if name in wiring.columns else None,
             )
             for name in names
         }
-        return {name: pair for name, pair in found.items() if any(i is not None for i in pair)}
+        return {name: pair for name, pair in indices.items() if any(i is not None for i in pair)}
 
     def _columns(self, name: str) -> NDArray[np.bool_]:
         stays = ~self.gone[self.structure.wiring.columns[name]]

@@ -1,4 +1,4 @@
-"""Random sub-models: which units of each layer to drop, drawn alike by sender and receiver."""
+"""Random sub-models: the units to drop from each layer, drawn identically on both sides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dropping:
 
     axes: str = option(
         "inputs",
-        "what is dropped: inputs of all layers, their units, or a list as conv1.out=0.2,fc1.in",
+        "what is dropped: inputs of all layers, their units, or a list: conv1.out=0.2,fc1.in",
     )
     conv_rate: float = option(0.1, "fraction of filters to drop", least=0, below=1)
     linear_rate: float = option(
@@ -43,7 +43,7 @@ class Dropping:
         return structure.cut(Drawn(seed, plan, sizes).masks())
 
     def plan(self, structure: Structure) -> dict[str, int]:
-        """How many units, or inputs, each layer keeps; a layer that is not named keeps all."""
+        """The number of units or inputs that each layer keeps; layers not listed keep all."""
         match self.axes.strip():
             case "inputs":
                 rates = self._inputs(structure)
@@ -56,7 +56,7 @@ class Dropping:
         return {name: counts[name] - drop for name, drop in dropped.items() if drop}
 
     def _inputs(self, structure: Structure) -> dict[str, float]:
-        """Rates by the layer that reads an input: of units where possible, else of single inputs.
+        """Rates by the layer that reads an input: for units if possible, else for single inputs.
 
         Units that several layers read are dropped at the lowest of their rates.
         """
@@ -86,7 +86,7 @@ class Dropping:
         listed = list(self._entries(structure))
         rates = dict(listed)
         if not listed:
-            raise ValueError("--axes names nothing; it is inputs, units, or a list as conv1.out")
+            raise ValueError("--axes is empty; use inputs, units, or a list such as conv1.out")
         if len(rates) < len(listed):
             raise ValueError(f"--axes {self.axes}: every layer has at most one .in and one .out")
         return rates
@@ -110,7 +110,7 @@ class Dropping:
 
 
 def _apart(structure: Structure) -> list[str]:
-    """Layers whose units are not added to those of others: residual streams stay whole."""
+    """Layers whose units are not added to those of others: residual streams are not dropped."""
     return [name for name in structure.units if not structure.tied[name]]
 
 
@@ -131,7 +131,7 @@ def _number(entry: str, text: str) -> float:
 
 
 def _check(structure: Structure, name: str, entry: str, side: str) -> None:
-    """Refuses what cannot be dropped, and says why."""
+    """Raises an error with the reason if an entry cannot be dropped."""
     layout = structure.layout
     layers = [n for n, leaf in layout.leaves.items() if leaf.kind in ("conv", "linear")]
     if name not in layers:
@@ -143,13 +143,13 @@ def _check(structure: Structure, name: str, entry: str, side: str) -> None:
         )
     if side == "in" and (layout[name].kind != "linear" or name not in structure.wiring.columns):
         raise ValueError(
-            f"--axes {entry}: single inputs can be dropped of linear layers only; name the layer "
-            f"that comes before, with .out"
+            f"--axes {entry}: single inputs can be dropped in linear layers only; name the layer "
+            f"before it, with .out"
         )
     if side == "out" and name in structure.fixed:
         raise ValueError(f"--axes {entry}: its units stay, because {structure.fixed[name]}")
     if side == "out" and structure.tied[name]:
         raise ValueError(
-            f"--axes {entry}: its units are added to those of {structure.tied[name][0]}, and such "
-            f"sums stay whole; name layers inside of blocks"
+            f"--axes {entry}: its units are added to those of {structure.tied[name][0]}, and units "
+            f"of such sums cannot be dropped; name layers inside blocks"
         )

@@ -28,7 +28,7 @@ class Sizes:
     rank: int
 
 
-Found = Flow | Sizes | None
+Traced = Flow | Sizes | None
 
 
 class Stuck(Exception):
@@ -46,7 +46,7 @@ class Call:
     value: Any
     """Its result for an example."""
     samples: dict[fx.Node, Any]
-    flows: dict[fx.Node, Found]
+    flows: dict[fx.Node, Traced]
 
     def sample(self, argument: object) -> Any:
         """The value of an argument for an example."""
@@ -57,17 +57,17 @@ class Call:
         """The value of the first argument for an example."""
         return self.sample(self.node.args[0])
 
-    def found(self, argument: object) -> Found:
+    def traced(self, argument: object) -> Traced:
         """The units of an argument, if it has any."""
         return self.flows.get(argument) if isinstance(argument, fx.Node) else None
 
     @property
     def flow(self) -> Flow:
         """The units of the first argument, which must be a tensor with units."""
-        found = self.found(self.node.args[0]) if self.node.args else None
-        if not isinstance(found, Flow):
+        flow = self.traced(self.node.args[0]) if self.node.args else None
+        if not isinstance(flow, Flow):
             raise Stuck(f"they feed {self.label}, which cannot be cut")
-        return found
+        return flow
 
     def option(self, place: int, name: str, default: Any) -> Any:
         """An argument by position or by name."""

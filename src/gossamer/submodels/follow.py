@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, fx, nn
 
-from gossamer.submodels.flow import Call, Flow, Found, Sizes, Stuck, Units, Wiring
+from gossamer.submodels.flow import Call, Flow, Sizes, Stuck, Traced, Units, Wiring
 from gossamer.submodels.graph import watch
 from gossamer.task.layout import Layout
 
-Rule = Callable[["Books", Call], Found]
+Rule = Callable[["Books", Call], Traced]
 
 
 @dataclass
@@ -68,12 +68,12 @@ class Books:
             self.unite(store[name], units)
         return store.setdefault(name, units)
 
-    def follow(self, call: Call, rule: Rule) -> Found:
+    def follow(self, call: Call, rule: Rule) -> Traced:
         """Applies a rule; if it fails, all input units are fixed."""
         inputs = [
-            found
+            source
             for node in call.node.all_input_nodes
-            if (found := call.flows.get(node)) is not None
+            if (source := call.flows.get(node)) is not None
         ]
         try:
             # Without input units only a layer, which creates some, needs its rule.
@@ -81,8 +81,8 @@ class Books:
         except Stuck as reason:
             if call.part is not None:
                 self.closed.setdefault(call.path, str(reason))
-            for found in inputs:
-                flow = found.flow if isinstance(found, Sizes) else found
+            for source in inputs:
+                flow = source.flow if isinstance(source, Sizes) else source
                 self.stuck.append((flow.units, str(reason)))
             return None
 
@@ -153,7 +153,7 @@ def follow(
     books = Books(module, layout)
     calls = watch(module, layout.input.blank(2), lambda part: type(part) in modules)
     samples = dict(calls)
-    flows: dict[fx.Node, Found] = {}
+    flows: dict[fx.Node, Traced] = {}
     for node, value in calls:
         path = str(node.target) if node.op == "call_module" else ""
         part = module.get_submodule(path) if node.op == "call_module" else None
@@ -166,10 +166,10 @@ def follow(
             rule = modules.get(type(part), _unknown)
         else:
             rule = functions.get(node.target, _unknown)
-        found = books.follow(call, rule)
-        if isinstance(found, Flow):
-            assert isinstance(value, Tensor) and value.shape[found.axis] == len(found.units)
-        flows[node] = found
+        flow = books.follow(call, rule)
+        if isinstance(flow, Flow):
+            assert isinstance(value, Tensor) and value.shape[flow.axis] == len(flow.units)
+        flows[node] = flow
     return books.close()
 
 
@@ -179,11 +179,11 @@ def _label(node: fx.Node, part: nn.Module | None) -> str:
     return f"{getattr(node.target, '__name__', node.target)}()"
 
 
-def _output(books: Books, call: Call) -> Found:
+def _output(books: Books, call: Call) -> Traced:
     raise Stuck("they are the model's output")
 
 
-def _unknown(books: Books, call: Call) -> Found:
+def _unknown(books: Books, call: Call) -> Traced:
     raise Stuck(f"they feed {call.label}, which cannot be cut")
 
 

@@ -51,9 +51,9 @@ class _Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
         self.inside.append(self.path_of_module(m))
-        found = super().call_module(m, forward, args, kwargs)
+        result = super().call_module(m, forward, args, kwargs)
         self.inside.pop()  # not after an error: the last entry is where it happened
-        return found
+        return result
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:
@@ -121,7 +121,7 @@ def _run(module: nn.Module, graph: fx.Graph, example: Tensor) -> Calls:
 
 
 def _attribute(module: nn.Module, target: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in target.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value

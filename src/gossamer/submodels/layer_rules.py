@@ -1,4 +1,4 @@
-"""What layers do to the units that reach them: create, scale, or pad."""
+"""Tracing rules of layers: how they create, scale or pad units."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.models.blocks import Pad
-from gossamer.submodels.flow import Call, Flow, Found, Stuck, Units
+from gossamer.submodels.flow import Call, Flow, Stuck, Traced, Units
 from gossamer.submodels.follow import Books, names_of
 
 
-def layer(books: Books, call: Call) -> Found:
+def layer(books: Books, call: Call) -> Traced:
     part = call.part
     assert isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     weight, bias = names_of(call.path, ("weight", "bias"))
     count, width = part.weight.shape[:2]
     if weight not in books.layout.leaves or _shared(books.module, part):
         raise Stuck(f"{call.label} shares its weight, or computes it")
-    flow = call.found(call.node.args[0]) if call.node.args else None
+    flow = call.traced(call.node.args[0]) if call.node.args else None
     axis = call.value.ndim - 1 if isinstance(part, nn.Linear) else 1
     if isinstance(flow, Flow) and flow.axis != axis:
         raise Stuck(f"{call.label} works across them")
@@ -26,7 +26,7 @@ def layer(books: Books, call: Call) -> Found:
     if groups > 1 and (groups, 1) != (count, width):
         raise Stuck(f"{call.label} works in {groups} groups of channels")
     if groups > 1 and not isinstance(flow, Flow):
-        raise Stuck(f"{call.label} has a filter for each input, and its inputs stay")
+        raise Stuck(f"{call.label} has a filter for each input, and its inputs cannot be removed")
     if weight not in books.rows:
         books.layers.append(weight)
         books.rows[weight] = books.fresh(count)
@@ -51,23 +51,23 @@ def _shared(module: nn.Module, part: nn.Module) -> bool:
     )
 
 
-def norm(books: Books, call: Call) -> Found:
+def norm(books: Books, call: Call) -> Traced:
     part = call.part
     assert isinstance(part, _NormBase | nn.GroupNorm)
-    # By its own mean, a channel of zeros stays zero; by that of a group or of the past it does not.
+    # A zero channel stays zero under its own statistics, not under those of a group or the past.
     alone = isinstance(part, _NormBase) and not part.track_running_stats
     if not part.affine and not alone:
         raise Stuck(f"{call.label} has no scale and shift to silence them with")
-    found = _beside(books, call)
+    flow = _beside(books, call)
     if isinstance(part, nn.GroupNorm):
         books.norms[call.path] = part.num_groups
     elif not part.affine:
         books.bind(books.widths, call.path, _channels(books, call, part.num_features))
-    return found
+    return flow
 
 
-def _beside(books: Books, call: Call) -> Found:
-    """A module with a number for each channel, which goes with its unit."""
+def _beside(books: Books, call: Call) -> Traced:
+    """A module with an element per channel, which is removed with its unit."""
     part = call.part
     assert part is not None
     if _shared(books.module, part):
@@ -76,12 +76,12 @@ def _beside(books: Books, call: Call) -> Found:
         if name in books.layout.leaves:
             count = books.layout[name].shape[0]
             books.bind(books.rows, name, _channels(books, call, count))
-    return call.found(call.node.args[0]) if call.node.args else None
+    return call.traced(call.node.args[0]) if call.node.args else None
 
 
 def _channels(books: Books, call: Call, count: int) -> Units:
-    """The units of channels that a module has a number for."""
-    flow = call.found(call.node.args[0]) if call.node.args else None
+    """The units of a module's channels."""
+    flow = call.traced(call.node.args[0]) if call.node.args else None
     if not isinstance(flow, Flow):
         return books.given(count)
     if flow.axis != 1:
@@ -89,13 +89,13 @@ def _channels(books: Books, call: Call, count: int) -> Units:
     return flow.units
 
 
-def prelu(books: Books, call: Call) -> Found:
+def prelu(books: Books, call: Call) -> Traced:
     assert isinstance(call.part, nn.PReLU)
     return _beside(books, call) if call.part.num_parameters > 1 else through(books, call)
 
 
-def pad(books: Books, call: Call) -> Found:
-    """Zeros behind the channels: units that go with whatever they are added to."""
+def pad(books: Books, call: Call) -> Traced:
+    """Zero channels appended: new units, united with those to which they are added."""
     assert isinstance(call.part, Pad)
     flow = call.flow
     if flow.axis != 1:
@@ -108,5 +108,5 @@ def pad(books: Books, call: Call) -> Found:
     return Flow(units, 1)
 
 
-def through(books: Books, call: Call) -> Found:
+def through(books: Books, call: Call) -> Traced:
     return call.flow

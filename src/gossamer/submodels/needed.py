@@ -22,8 +22,8 @@ def needed(task: Task, params: Params) -> Masks:
     """
     structure = trace(task)
     gone = np.zeros_like(structure.wiring.removable)
-    while not np.array_equal(found := gone | _idle(structure, params, gone), gone):
-        gone = found
+    while not np.array_equal(idle := gone | _idle(structure, params, gone), gone):
+        gone = idle
     keep = {}
     for name in structure.units:
         stays = ~gone[structure.wiring.rows[name]]
@@ -57,5 +57,5 @@ def _acts(tensor: Tensor, reads: bool) -> Flags:
     """Where a tensor is non-zero: by row and, if its columns read units, by column."""
     there = tensor.detach().cpu() != 0
     flat = there.flatten(2).any(2) if there.dim() > 2 else there.reshape(len(there), -1)
-    found: Flags = (flat if reads else flat.any(1, keepdim=True)).numpy()
-    return found
+    flags: Flags = (flat if reads else flat.any(1, keepdim=True)).numpy()
+    return flags

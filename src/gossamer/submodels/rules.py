@@ -59,13 +59,13 @@ _LOUD = ("sigmoid", "hardsigmoid", "softplus", "softmax", "log_softmax", "exp")
 
 def _named(names: Iterable[str], rule: Rule) -> dict[object, Rule]:
     """The functions of torch with these names, and the methods of tensors."""
-    found: dict[object, Rule] = {}
+    rules: dict[object, Rule] = {}
     for name in names:
         places = (functional, torch, Tensor)
         callables = (getattr(place, name, None) for place in places)
-        found |= {each: rule for each in callables if each is not None}
-        found |= {name: rule, f"{name}_": rule}
-    return found
+        rules |= {each: rule for each in callables if each is not None}
+        rules |= {name: rule, f"{name}_": rule}
+    return rules
 
 
 FUNCTIONS: dict[object, Rule] = {

@@ -37,26 +37,26 @@ def shrink(
         small = tensors.get(name, tensor).detach().clone()
         held = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(small, tensor.requires_grad) if held else small
-    found = copy.deepcopy(module, memo)
+    shrunk = copy.deepcopy(module, memo)
     for path, width in widths.items():
-        match found.get_submodule(path):
+        match shrunk.get_submodule(path):
             case Pad() as pad:
                 pad.channels = width
             case _NormBase() as plain:
                 plain.num_features = width
     instead: dict[nn.Module, nn.Module] = {}
     for path, left in norms.items():
-        norm = found.get_submodule(path)
+        norm = shrunk.get_submodule(path)
         assert isinstance(norm, nn.GroupNorm)
         instead[norm] = ThinGroupNorm(norm, left)
     for path, index in inputs.items():
-        layer = found.get_submodule(path)
+        layer = shrunk.get_submodule(path)
         assert isinstance(layer, nn.Linear)
         instead[layer] = ChosenLinear(layer, index)
-    _replace(found, instead)
+    _replace(shrunk, instead)
     for path in {name.rpartition(".")[0] for name in tensors}:
-        _describe(found.get_submodule(path))
-    return found
+        _describe(shrunk.get_submodule(path))
+    return shrunk
 
 
 def _describe(part: nn.Module) -> None:

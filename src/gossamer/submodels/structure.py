@@ -53,8 +53,8 @@ class Structure:
             names = [each for space in touching for each in space[1]]
             spaces.append((mine.union(*(space[0] for space in touching)), [*names, name]))
         order = list(self.units)
-        found = [tuple(sorted(names, key=order.index)) for _, names in spaces]
-        return tuple(sorted(found, key=lambda names: order.index(names[0])))
+        groups = [tuple(sorted(names, key=order.index)) for _, names in spaces]
+        return tuple(sorted(groups, key=lambda names: order.index(names[0])))
 
     @cached_property
     def tied(self) -> dict[str, tuple[str, ...]]:
@@ -132,9 +132,9 @@ def trace(task: Task) -> Structure:
             if known.layout is task.layout:
                 return known
     wiring = follow(task.module, task.layout, MODULES, FUNCTIONS)
-    found = Structure(task.layout, wiring)
+    structure = Structure(task.layout, wiring)
     with _lock:
         known_here = _structures.setdefault(task.module, [])
-        known_here.append(found)
+        known_here.append(structure)
         del known_here[:-REMEMBERED]
-    return found
+    return structure

@@ -132,12 +132,12 @@ class Task:
         leaves = {name: params[name].detach().requires_grad_() for name in self.layout.parameters}
         with torch.enable_grad():
             value = (loss or self.loss)({**params, **leaves}, batch)
-            found = torch.autograd.grad(
+            raw = torch.autograd.grad(
                 value, list(leaves.values()), allow_unused=True, materialize_grads=True
             )
         grads = {
             name: _laid_out_like(grad, leaf)
-            for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+            for (name, leaf), grad in zip(leaves.items(), raw, strict=True)
         }
         if masks:
             names = [name for name in grads if name in masks]
@@ -158,11 +158,11 @@ class Task:
 
         Only batch normalisation is in training mode; dropout is off.
         """
-        found = {name: torch.zeros_like(params[name]) for name in self.running_statistics}
-        runner = self._bound({**params, **found}, None)
+        statistics = {name: torch.zeros_like(params[name]) for name in self.running_statistics}
+        runner = self._bound({**params, **statistics}, None)
         with torch.no_grad(), runner.normalising_by_batch():
             self._forward(runner, x)
-        return found
+        return statistics
 
     def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
         if self._formats is torch.contiguous_format:
@@ -323,12 +323,12 @@ class _SeededDropout(nn.Module):
 
 def _seed_dropouts(module: nn.Module) -> list[_SeededDropout]:
     """Replaces every dropout of a module by one that draws from a key."""
-    found = []
+    dropouts = []
     for part in list(module.modules()):
         # Not named_children, which omits the second name of a dropout that has two.
         for name, child in list(part._modules.items()):
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 seeded = _SeededDropout(child.p, not isinstance(child, nn.Dropout))
                 setattr(part, name, seeded)
-                found.append(seeded)
-    return found
+                dropouts.append(seeded)
+    return dropouts

@@ -1,4 +1,4 @@
-"""What travels: records, their schemas, and their bytes."""
+"""The wire format: records, their schemas, and their encoding."""
 
 from gossamer.wire.archive import dump, fingerprint, load
 from gossamer.wire.codec import Row, Written, choose, decode, difference, encode, write

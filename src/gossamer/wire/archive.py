@@ -1,4 +1,4 @@
-"""Records on disk: the same bytes as on the wire, behind the schema they were written with."""
+"""Records on disk: encoded as on the wire, preceded by their schema."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAGIC = b"GOSSAMER1\n"
 
 
 def dump(record: object) -> bytes:
-    """A record as bytes that explain themselves; `load` reads them.
+    """Encodes a record together with its schema; `load` decodes it.
 
-    Whoever reads a file holds no masks, so masks are whole in it.
+    The reader of a file holds no masks, so all masks are stored completely.
     """
     record = whole(record)
     schema = Schema.of(record)
@@ -27,10 +27,10 @@ def dump(record: object) -> bytes:
 
 
 def load(data: bytes, types: Types) -> Any:
-    """The record written by `dump`; only the given record types are made."""
+    """Decodes a record from `dump`; only the given record types are instantiated."""
     start = len(MAGIC) + 4
     if data[: len(MAGIC)] != MAGIC or len(data) < start:
-        raise WireError("the file is no record of Gossamer's, or is cut short")
+        raise WireError("the file is not a Gossamer record, or is truncated")
     end = start + struct.unpack("<I", data[len(MAGIC) : start])[0]
     try:
         plain = json.loads(data[start:end])
@@ -44,7 +44,7 @@ def load(data: bytes, types: Types) -> Any:
 
 
 def fingerprint(*parts: bytes) -> str:
-    """A short hash of some bytes, in hexadecimal."""
+    """A 16-byte hash of byte strings, in hexadecimal."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -1,12 +1,12 @@
-"""Records to bytes and back: a header, then the leaves, without names and without pickle.
+"""Encoding and decoding of records: a header, then the leaves, without names and without pickle.
 
     1 byte      version
-    8 bytes     hash of the schema and of the way values travel
-    in order    numbers, texts, masks (each set behind its length), how many values are packed
+    8 bytes     hash of the schema and the mode
+    in order    numbers, texts, masks (each block after its length), counts of packed values
     last        all floating-point values, in order
 
-A decoder is told the schema. It checks every length against it before it reserves memory, refuses
-values that are not finite, and says which leaf was wrong and why.
+The receiver knows the schema. It checks every length against the schema before it allocates memory,
+rejects values that are not finite, and reports which leaf is invalid and why.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from gossamer.wire.writing import Writer
 
 @dataclass(frozen=True)
 class Row:
-    """What a field of a message, or a tensor in it, costs in bits."""
+    """The cost of a field of a message, or of a tensor in it, in bits."""
 
     leaf: str
     sent: float
     information: float
-    """The limit: the values as they are, and the entropy of the masks."""
+    """The lower bound: uncompressed values, and the entropy of the masks."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A message, and what its bits are for."""
+    """An encoded message, and its cost by field or tensor."""
 
     data: bytes
     schema: Schema
@@ -68,7 +68,7 @@ class Written:
 
     @property
     def message(self) -> str:
-        """What kind of message it is."""
+        """The name of the record's type."""
         return self.schema.name
 
 
@@ -78,7 +78,7 @@ def encode(
     mode: Mode = PLAIN,
     reference: object = None,
 ) -> bytes:
-    """The bytes of a record; `decode` needs its schema, and the same mode and reference."""
+    """Encodes a record; `decode` needs its schema, and the same mode and reference."""
     return write(record, schema, mode, reference).data
 
 
@@ -89,7 +89,7 @@ def write(
     reference: object = None,
     detail: Detail = "field",
 ) -> Written:
-    """The bytes of a record with their account, by field or by tensor."""
+    """Encodes a record and accounts for its bits, by field or by tensor."""
     schema = schema or Schema.of(record)
     writer = Writer(mode, references(reference) if mode.half else {}, detail)
     for (path, node), leaf in zip(schema.leaves, flatten(record), strict=True):
@@ -108,15 +108,14 @@ def decode(
     finite: bool = True,
     limit: int | None = None,
 ) -> Any:
-    """The record that was encoded; anything else than exactly that is a `WireError`.
+    """The record that was encoded; any other input raises a `WireError`.
 
-    `held` are the masks that this side has, for masks that come as changes of them. `limit` is the
-    memory that reading may be meant to take, in bytes; what the schema allows, if it is not given.
+    `held` are the masks that this side holds, by fingerprint; revisions refer to them. `limit`
+    bounds the memory of decoding, in bytes (see `room`); by default only the schema bounds it.
     """
     if limit is not None and room(schema) > limit:
         raise WireError(
-            f"reading a {schema.name} is meant to take up to {room(schema)} bytes, "
-            f"but {limit} are allowed"
+            f"decoding a {schema.name} takes up to {room(schema)} bytes, but {limit} are allowed"
         )
     choose(data, [schema], mode)
     if len(data) > (most := longest(schema)):
@@ -127,48 +126,48 @@ def decode(
     try:
         return schema.rebuild(leaves)
     except (TypeError, ValueError, ArithmeticError, LookupError) as refusal:
-        raise WireError(f"{schema.name} refuses its values: {refusal}") from refusal
+        raise WireError(f"{schema.name} rejects its values: {refusal}") from refusal
 
 
-# which schema a message has ----------------------------------------------------------------------
+# the schema of a message -------------------------------------------------------------------------
 
 
 def choose(
     data: bytes, schemas: Sequence[Schema], mode: Mode = PLAIN, claimed: Schema | None = None
 ) -> Schema:
-    """The schema to decode a message with; a message of none of them is a `WireError`.
+    """The schema of a message; a message that has none of them raises a `WireError`.
 
-    The header decides, nothing else. Where the sender's own schema is at hand (`claimed`, as in a
-    simulation), the error says which leaf is another one.
+    Only the hash in the header decides. If the sender's own schema is known (`claimed`, as in a
+    simulation), the error names the leaf that differs.
     """
-    found = opened(data)
+    hashed = opened(data)
     for schema in schemas:
-        if message_hash(schema, mode) == found:
+        if message_hash(schema, mode) == hashed:
             return schema
     if claimed is not None and (reason := difference(claimed, schemas)):
         raise WireError(reason)
     wanted = " or ".join(message_hash(schema, mode).hex() for schema in schemas)
-    raise WireError(f"the message has schema {found.hex()}, {wanted} is expected")
+    raise WireError(f"the message has schema {hashed.hex()}, {wanted} is expected")
 
 
-def difference(found: Schema, wanted: Sequence[Schema]) -> str:
-    """In one sentence, how a record is none of those wanted; empty if it is one of them.
+def difference(received: Schema, wanted: Sequence[Schema]) -> str:
+    """How a schema differs from those expected, in one sentence; empty if it is one of them.
 
-    Of several it is told from the first of its own type, if there is one.
+    It is compared with the first of the same record type, if there is one.
     """
-    if found in wanted:
+    if received in wanted:
         return ""
-    nearest = min(wanted, key=lambda schema: schema.name != found.name)
-    return _difference(found.root, nearest.root, "")
+    nearest = min(wanted, key=lambda schema: schema.name != received.name)
+    return _difference(received.root, nearest.root, "")
 
 
-def _difference(found: Node, wanted: Node, path: str) -> str:
-    if found == wanted:
+def _difference(received: Node, wanted: Node, path: str) -> str:
+    if received == wanted:
         return ""
     where = path or "the message"
-    if (one := _told(found)) != (other := _told(wanted)):
+    if (one := _described(received)) != (other := _described(wanted)):
         return f"{where} is {one}, {other} is expected"
-    there, here = dict(_parts(found, path)), dict(_parts(wanted, path))
+    there, here = dict(_parts(received, path)), dict(_parts(wanted, path))
     for name in here:
         if name not in there:
             return f"{name} is missing"
@@ -181,8 +180,8 @@ def _difference(found: Node, wanted: Node, path: str) -> str:
     return f"{where} has its parts in another order than expected"
 
 
-def _told(node: Node) -> str:
-    """A node without what it holds."""
+def _described(node: Node) -> str:
+    """A node in words, without its children."""
     match node:
         case NoneNode():
             return "nothing"
@@ -206,7 +205,7 @@ def _told(node: Node) -> str:
 
 
 def _parts(node: Node, path: str) -> list[tuple[str, Node]]:
-    """What a node holds, the tensors of a leaf among it."""
+    """The children of a node; the tensors of a leaf count as children."""
     match node:
         case MasksNode() | DrawnNode():
             masks = [TensorNode(torch.bool, shape) for shape in node.shapes]

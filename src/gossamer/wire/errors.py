@@ -1,9 +1,9 @@
-"""What can be wrong with a message."""
+"""Errors of decoding."""
 
 
 class WireError(ValueError):
-    """A message that cannot be what it claims to be."""
+    """A message is invalid, or does not fit its schema."""
 
 
 class UnknownMask(WireError):
-    """A message builds on a mask that the receiver does not hold; the whole mask would do."""
+    """A message refers to a mask that the receiver does not hold; the complete mask is needed."""

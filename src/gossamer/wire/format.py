@@ -1,4 +1,4 @@
-"""The format of messages: its numbers, and how long a message can be."""
+"""Constants of the message format, and bounds on length and memory."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from gossamer.wire.mode import PLAIN, Mode
 from gossamer.wire.schema import Schema, flatten
 
 Detail: TypeAlias = Literal["field", "tensor"]
-"""How fine a message's account is: a row for each field of the record, or for each tensor in it."""
+"""The granularity of the accounting: a row per field of the record, or per tensor in it."""
 
 VERSION = 3
 HEADER = 1 + 8
 """Bytes before the payload: the version and the hash."""
 LONGEST_TEXT = 1 << 16
-"""Bytes of a text in a record, at most."""
+"""The maximum length of a text in a record, in bytes."""
 
 STRUCT = {"int": "<q", "float": "<d", "bool": "<?"}
 WHOLE, CHANGES = 0, 1
 WIDTHS = (8, 4, 2)
 PLACE, ROW = 8, 48
-"""Bytes of room while a mask is read: for each weight, which may have a place that is told, and for
-each row, which has a length, a class and where it begins."""
+"""Bytes of memory for decoding a mask: per weight, for its position if it is encoded, and per row,
+for its length, class and offset."""
 SEED = 8
-"""Bytes of the seed of drawn masks."""
+"""The size of the seed of drawn masks, in bytes."""
 NUMBER = 10
-"""Bytes of a length, at most."""
+"""The maximum size of an encoded length, in bytes."""
 
 
 @lru_cache(maxsize=256)
 def longest(schema: Schema) -> int:
-    """Bytes that a message of a schema has at most, however its masks and texts turn out."""
+    """The maximum length of a message with this schema, in bytes, for any masks and texts."""
     return HEADER + 2 * NUMBER * len(WIDTHS) + sum(_most(node) for _, node in schema.leaves)
 
 
 def room(schema: Schema) -> int:
-    """Bytes that reading a message is meant to take; it never takes more than twice as many."""
-    found = longest(schema)
+    """The memory estimate for decoding a message, in bytes; actual use is at most twice that."""
+    total = longest(schema)
     for _, node in schema.leaves:
         match node:
             case TensorNode(dtype=torch.bool):
-                found += _mask_room(node.shape)
+                total += _mask_room(node.shape)
             case MasksNode():
-                found += sum(map(_mask_room, node.shapes))
+                total += sum(map(_mask_room, node.shapes))
             case _:
                 pass
-    return found
+    return total
 
 
 def _mask_room(shape: tuple[int, ...]) -> int:
@@ -74,32 +74,32 @@ def _mask_room(shape: tuple[int, ...]) -> int:
 
 
 def opened(data: bytes) -> bytes:
-    """The hash in the header of a message, once that is known to be of this version."""
+    """Checks the version of a message, and returns the hash in its header."""
     if len(data) < HEADER:
         raise WireError(f"a message of {len(data)} bytes is shorter than its header of {HEADER}")
     if data[0] != VERSION:
-        raise WireError(f"the message is of version {data[0]}, this is version {VERSION}")
+        raise WireError(f"the message has version {data[0]}, this is version {VERSION}")
     return bytes(data[1:HEADER])
 
 
 def references(record: object) -> dict[str, Tensor]:
-    """The floating-point tensors of a record by path: what differences are taken from."""
+    """The float32 tensors of a record by path: the references of half-precision differences."""
     if record is None:
         return {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for (path, _), leaf in zip(Schema.of(record).leaves, flatten(record), strict=True):
         match leaf:
             case Tensor() if leaf.dtype == torch.float32:
-                found[path] = leaf
+                tensors[path] = leaf
             case Packed():
-                found |= {
+                tensors |= {
                     f"{path}[{name}]": value
                     for name, value in leaf.values.items()
                     if value.dtype == torch.float32
                 }
             case _:
                 pass
-    return found
+    return tensors
 
 
 @lru_cache(maxsize=256)
@@ -140,8 +140,8 @@ def rounded(node: TensorNode, mode: Mode) -> bool:
 def reference_for(
     node: TensorNode, path: str, size: int, known: Mapping[str, Tensor]
 ) -> Tensor | None:
-    found = known.get(path)
-    return found if found is not None and found.numel() == size else None
+    reference = known.get(path)
+    return reference if reference is not None and reference.numel() == size else None
 
 
 def arrays(masks: Masks) -> list[Bits]:

@@ -1,7 +1,7 @@
-"""What a record may hold, and the nodes by which a schema describes it.
+"""The types a record may hold, and the nodes of schemas.
 
-Besides tensors, numbers and texts there are values that travel in their own way: values on a mask
-(`Packed`), a mask's change (`Revision`) and a mask's seed (`Drawn`).
+Besides tensors, numbers and texts, three types have their own encodings: values on a mask
+(`Packed`), changes of a mask (`Revision`) and seeds of random masks (`Drawn`).
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ Held: TypeAlias = Mapping[bytes, Masks]
 """Masks that a receiver holds, by their fingerprints."""
 
 EXACT: Mapping[str, str] = {"wire": "exact"}
-"""Metadata of a field whose numbers are never rounded on the way, such as thresholds."""
+"""Metadata of a field that is never rounded in transit, such as thresholds."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Tensors that are zero outside masks the receiver knows: their values alone, in mask order."""
+    """The values of tensors inside masks that the receiver knows, in mask order."""
 
     values: Params
     """One-dimensional."""
     shapes: Shapes
-    """Of the whole tensors; agreed on, never sent."""
+    """Shapes of the full tensors; part of the schema, never sent."""
 
 
 @dataclass(frozen=True)
 class Revision:
-    """A mask for a receiver that may hold an older one, and is then told the changes only."""
+    """Masks for a receiver that may hold older ones; then only the changes are sent."""
 
     masks: Masks
     base: Masks | None = None
-    """What the receiver holds; it is named by its fingerprint, never sent."""
+    """The masks that the receiver holds; identified by fingerprint, never sent."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random masks that sender and receiver draw alike: a seed and counts travel, no place does."""
+    """Random masks that sender and receiver both draw: only a seed and counts are sent."""
 
     seed: int
-    """Any number of 64 bits."""
+    """A 64-bit integer."""
     kept: dict[str, int]
-    """How many weights of each tensor are kept, exactly."""
+    """The exact number of weights kept in each tensor."""
     shapes: Shapes
-    """Of the tensors; agreed on, never sent."""
+    """Shapes of the tensors; part of the schema, never sent."""
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or self.seed not in range(-(2**63), 2**63):
-            raise ValueError(f"masks are drawn from a whole number of 64 bits, not {self.seed!r}")
+            raise ValueError(f"the seed of drawn masks is a 64-bit integer, not {self.seed!r}")
         if self.kept.keys() != self.shapes.keys():
             odd = ", ".join(sorted(self.kept.keys() ^ self.shapes.keys()))
-            raise ValueError(f"drawn masks need a count and a shape of each tensor; see {odd}")
+            raise ValueError(f"drawn masks need a count and a shape for each tensor; check {odd}")
         for name, kept in self.kept.items():
             size = math.prod(self.shapes[name])
             if type(kept) is not int or not 0 <= kept <= size:
@@ -75,18 +75,18 @@ class Drawn:
 
     @classmethod
     def by(cls, key: Key, kept: dict[str, int], shapes: Shapes) -> Drawn:
-        """Masks with a seed from a key, of which 63 bits travel."""
+        """Masks whose seed is derived from a key (63 bits)."""
         return cls(key.digest() % 2**63, kept, shapes)
 
     def masks(self) -> Masks:
-        """The masks: every choice of `kept` places is as likely, and the same on every host."""
+        """Draws the masks uniformly among those with `kept` ones; identical on every host."""
         key = Key(self.seed).fold("mask")
         drawn = {n: _drawn(key.fold(n), self.shapes[n], kept) for n, kept in self.kept.items()}
         return {name: torch.from_numpy(mask) for name, mask in drawn.items()}
 
 
 def pack(params: Params, masks: Masks) -> Packed:
-    """The values at the True entries of masks; a tensor without a mask is packed whole."""
+    """Packs the values at the True entries of masks; a tensor without a mask is packed in full."""
     values = {
         name: tensor[masks[name]] if name in masks else tensor.flatten()
         for name, tensor in params.items()
@@ -95,8 +95,8 @@ def pack(params: Params, masks: Masks) -> Packed:
 
 
 def unpack(packed: Packed, masks: Masks) -> Params:
-    """The tensors that were packed, zero outside their masks; other masks are a `WireError`."""
-    found = {}
+    """The tensors from `pack`, zero outside their masks; other masks raise a `WireError`."""
+    tensors = {}
     for name, values in packed.values.items():
         shape = packed.shapes[name]
         if name not in masks:
@@ -105,7 +105,7 @@ def unpack(packed: Packed, masks: Masks) -> Params:
                     f"{name} came with {values.numel()} values for a tensor of {math.prod(shape)}; "
                     "sender and receiver have different masks"
                 )
-            found[name] = values.reshape(shape)
+            tensors[name] = values.reshape(shape)
             continue
         mask = masks[name]
         kept = int(mask.sum())
@@ -114,12 +114,12 @@ def unpack(packed: Packed, masks: Masks) -> Params:
                 f"{name} came with {values.numel()} values for a mask that keeps {kept} of "
                 f"{mask.numel()}; sender and receiver have different masks"
             )
-        found[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(mask, values)
-    return found
+        tensors[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(mask, values)
+    return tensors
 
 
 def fingerprint_of(masks: Masks) -> bytes:
-    """Eight bytes that name masks and check them at once."""
+    """An 8-byte hash that identifies masks and verifies them."""
     digest = hashlib.blake2b(digest_size=8)
     for name, mask in masks.items():
         digest.update(f"{name}{tuple(mask.shape)}".encode())
@@ -128,12 +128,12 @@ def fingerprint_of(masks: Masks) -> bytes:
 
 
 def held(*records: object) -> dict[bytes, Masks]:
-    """Every set of masks in some records, by fingerprint: what a receiver can build on."""
+    """All sets of masks in some records, by fingerprint: the possible bases of revisions."""
     return {fingerprint_of(masks): masks for record in records for masks in _masks_in(record)}
 
 
 def whole(record: T) -> T:
-    """The record with every revision told as a whole mask, for a receiver that lacks its base."""
+    """The record with complete masks instead of changes, for a receiver that lacks their base."""
     value: Any = record
     if isinstance(value, Revision):
         return replace(value, base=None)  # type: ignore[return-value]
@@ -148,7 +148,7 @@ def whole(record: T) -> T:
 
 
 def is_masks(value: object) -> bool:
-    """Whether a value is a dictionary of masks (and not an empty one)."""
+    """Whether a value is a non-empty dictionary of masks."""
     return (
         isinstance(value, dict)
         and bool(value)
@@ -176,27 +176,27 @@ def _masks_in(record: Any) -> Iterator[Masks]:
 
 
 def _drawn(key: Key, shape: Sequence[int], kept: int) -> NDArray[np.bool_]:
-    """Marks the first distinct numbers of a random sequence until enough are marked.
+    """Marks positions from a random sequence until enough distinct ones are marked.
 
-    Of NumPy only the raw stream of its bit generator is used: that one is promised never to change,
-    while what its other functions make of it may differ between versions.
+    Only the raw stream of NumPy's bit generator is used: it is guaranteed never to change, while
+    the functions built on it may differ between versions.
     """
     size = math.prod(shape)
     swapped = 2 * kept > size
     wanted = size - kept if swapped else kept
     stream = key.numpy().bit_generator
-    fair = 2**64 - 2**64 % size if size else 0  # below it, every remainder is as likely
-    found = np.zeros(size, np.bool_)
+    fair = 2**64 - 2**64 % size if size else 0  # below it, all remainders are equally likely
+    mask = np.zeros(size, np.bool_)
     marked = 0
     while marked < wanted:
         raw = np.asarray(stream.random_raw(wanted - marked), np.uint64)
         if fair < 2**64:
             raw = raw[raw < np.uint64(fair)]
-        found[(raw % np.uint64(size)).view(np.int64)] = True
-        marked = int(np.count_nonzero(found))
+        mask[(raw % np.uint64(size)).view(np.int64)] = True
+        marked = int(np.count_nonzero(mask))
     if swapped:
-        np.logical_not(found, out=found)
-    return found.reshape(tuple(shape))
+        np.logical_not(mask, out=mask)
+    return mask.reshape(tuple(shape))
 
 
 # nodes of a schema -------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ Leaf: TypeAlias = Tensor | int | float | bool | str | Masks | Packed | Revision 
 
 @dataclass(frozen=True)
 class TensorNode:
-    """A tensor of known dtype and shape; `exact` ones are never rounded on the way."""
+    """A tensor of known dtype and shape; `exact`: never rounded in transit."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -214,7 +214,7 @@ class TensorNode:
 
     @cached_property
     def count(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -227,17 +227,17 @@ class ScalarNode:
 
 @dataclass(frozen=True)
 class MasksNode:
-    """Masks of known shapes, which travel together."""
+    """Masks of known shapes, encoded as one block."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     revises: bool = False
-    """Whether they may be told as changes of masks that the receiver holds."""
+    """Whether they may be sent as changes of masks that the receiver holds."""
 
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """Masks of known shapes that the receiver draws itself, from a seed and counts."""
+    """Masks of known shapes that the receiver draws from a seed and counts."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -245,16 +245,16 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class PackedNode:
-    """Values on masks that the receiver knows; how many there are depends on the masks."""
+    """Values inside masks that the receiver knows; the masks determine their number."""
 
     names: tuple[str, ...]
     tensors: tuple[TensorNode, ...]
-    """Type and shape of the whole tensors."""
+    """Type and shape of the full tensors."""
 
 
 @dataclass(frozen=True)
 class NoneNode:
-    """Nothing, where something optional might be."""
+    """None, as the value of an optional field."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ Node: TypeAlias = LeafNode | NoneNode | DictNode | TupleNode | RecordNode
 
 
 def branches(node: Node, path: str) -> Iterator[tuple[str, Node]]:
-    """What a node holds, with the path of each part; nothing for a leaf."""
+    """The children of a node with their paths; none for a leaf."""
     match node:
         case DictNode():
             for key, child in zip(node.keys, node.children, strict=True):
@@ -303,7 +303,7 @@ def branches(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 
 
 def walk(node: Node, path: str) -> Iterator[tuple[str, LeafNode]]:
-    """Every leaf below a node with its path, in the order of the payload."""
+    """All leaves below a node with their paths, in payload order."""
     match node:
         case TensorNode() | ScalarNode() | MasksNode() | DrawnNode() | PackedNode():
             yield path, node
@@ -313,7 +313,7 @@ def walk(node: Node, path: str) -> Iterator[tuple[str, LeafNode]]:
 
 
 def rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
-    """The value that a node describes, made of the given leaves."""
+    """Rebuilds the value that a node describes from its leaves."""
     match node:
         case NoneNode():
             return None

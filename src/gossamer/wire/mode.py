@@ -1,4 +1,4 @@
-"""How numbers travel: as they are, as halves, or compressed, whatever the method."""
+"""Encoding modes: full or half precision, optional compression; independent of the method."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ EXTRAS = ("zstd", "ans")
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of writing values and masks, agreed on by both sides."""
+    """The encoding of values and masks, agreed on by sender and receiver."""
 
     half: bool = False
-    """float32 as scaled float16; going up, the difference to what the client received."""
+    """float32 as scaled float16; uplink: the difference from what the client received."""
     zstd: bool = False
-    """Bytes of values shuffled and compressed, where that is smaller."""
+    """Values byte-shuffled and compressed by zstd, where that is smaller."""
     ans: bool = False
-    """Masks by range coding instead of Rice codes: smaller, slower, needs an extra."""
+    """Masks range-coded instead of Rice-coded: smaller and slower; needs `gossamer[ans]`."""
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """`f32`, `f16`, and either with `+zstd` or `+ans` behind it."""
+        """Parses `f32` or `f16`, optionally followed by `+zstd` and `+ans`."""
         first, *rest = text.split("+")
         for word, known in ((first, ("f32", "f16")), *((extra, EXTRAS) for extra in rest)):
             if word not in known:
                 close = difflib.get_close_matches(word, known, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise ValueError(
-                    f"--wire is f32 or f16, with +zstd or +ans behind it, not {text!r}{hint}"
+                    f"--wire is f32 or f16, optionally with +zstd or +ans, not {text!r}{hint}"
                 )
         return cls(first == "f16", "zstd" in rest, "ans" in rest)
 

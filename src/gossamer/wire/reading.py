@@ -1,4 +1,4 @@
-"""Reading a message: every length is checked against the schema before memory is reserved."""
+"""Decoding a message: every length is checked against the schema before memory is allocated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from gossamer.wire.schema import Schema
 
 
 class Reader:
-    """Takes a message apart, trusting nothing in it."""
+    """Decodes an untrusted message."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Reader:
         self.position = 0
 
     def leaves(self, schema: Schema) -> list[Leaf]:
-        """All leaves in order; values come last on the wire, so they are filled in at the end."""
+        """All leaves in order; floating-point values are filled in last, as they come last."""
         first = [(path, node, self._inline(path, node)) for path, node in schema.leaves]
         blocks = self._blocks(first)
-        found = [self._value(path, node, part, blocks) for path, node, part in first]
+        leaves = [self._value(path, node, part, blocks) for path, node, part in first]
         if self.position != len(self.data):
             raise WireError(f"{len(self.data) - self.position} bytes follow the last leaf")
-        return found
+        return leaves
 
     def _inline(self, path: str, node: LeafNode) -> Any:
-        """What a leaf has among the first parts: all of it, or counts and scales of its values."""
+        """The inline part of a leaf: all of it, or the counts and exponents of its values."""
         match node:
             case TensorNode() if node.dtype.is_floating_point:
                 return [(node.count, self._exponent(path, node))]
@@ -85,7 +85,7 @@ class Reader:
                     raise WireError(f"{path} is {data[0]}, which is neither true nor false")
                 value = struct.unpack(kind, data)[0]
                 if self.finite and isinstance(value, float) and not math.isfinite(value):
-                    raise WireError(f"{path} is {value}, which is no number to send")
+                    raise WireError(f"{path} is {value}, which is not finite")
                 return value
             case TensorNode(dtype=torch.bool):
                 (mask,) = self._masks(path, [node.shape])
@@ -132,8 +132,8 @@ class Reader:
                 shapes = {n: t.shape for n, t in zip(node.names, node.tensors, strict=True)}
                 return Packed(values, shapes)
             case _:
-                found: Leaf = part
-                return found
+                leaf: Leaf = part
+                return leaf
 
     def _numbers(
         self,
@@ -147,16 +147,16 @@ class Reader:
         if rounded(node, self.mode):
             reference = reference_for(node, path, count, self.known)
             shaped = None if reference is None else reference.reshape(shape)
-            found = floats.from_halves(blocks.take(2, 2 * count), exponent, shape, shaped)
+            tensor = floats.from_halves(blocks.take(2, 2 * count), exponent, shape, shaped)
         else:
             width = node.dtype.itemsize
-            found = floats.from_raw(blocks.take(width, width * count), node.dtype, shape)
-        if self.finite and not _finite(found):
+            tensor = floats.from_raw(blocks.take(width, width * count), node.dtype, shape)
+        if self.finite and not _finite(tensor):
             raise WireError(f"{path} holds values that are not finite")
-        return found
+        return tensor
 
     def _blocks(self, parts: list[tuple[str, LeafNode, Any]]) -> _Blocks:
-        """The blocks of values, whose sizes follow from what came before."""
+        """The blocks of values; their sizes follow from the inline parts."""
         leaves: dict[int, list[tuple[str, int]]] = {width: [] for width in WIDTHS}
         for path, node, part in parts:
             tensors: list[tuple[str, TensorNode]] = []
@@ -175,7 +175,7 @@ class Reader:
         return _Blocks({width: self._block(width, some) for width, some in leaves.items() if some})
 
     def _block(self, width: int, leaves: list[tuple[str, int]]) -> memoryview:
-        """The values of some leaves, whose sizes in bytes are known."""
+        """The values of leaves of one width, given their sizes in bytes."""
         first, last, size = leaves[0][0], leaves[-1][0], sum(size for _, size in leaves)
         where = first if len(leaves) == 1 else f"{first} to {last}"
         packed = self._number(where) if self.mode.zstd else 0
@@ -185,7 +185,7 @@ class Reader:
                 self._take(part, path)
             return self.data[start : self.position]
         if packed >= size:
-            raise WireError(f"{where} is compressed to {packed} bytes, but fills only {size}")
+            raise WireError(f"{where} is compressed to {packed} bytes, but holds only {size}")
         data = self._take(packed, where)
         try:
             return floats.unsqueeze(data, width, size)
@@ -204,7 +204,7 @@ class Reader:
         if kind == WHOLE:
             return Revision(_tensors(node, self._masks(path, node.shapes)))
         if kind != CHANGES:
-            raise WireError(f"{path} is told in a way numbered {kind}, which is not known")
+            raise WireError(f"{path} has an unknown encoding, {kind}")
         label = bytes(self._take(8, path))
         base = self.held.get(label)
         if base is None:
@@ -259,7 +259,7 @@ class Reader:
 
 
 class _Blocks:
-    """Values of each width, taken from the front."""
+    """Blocks of values by width, consumed from the front."""
 
     def __init__(self, blocks: dict[int, memoryview]) -> None:
         self._blocks = blocks
@@ -279,9 +279,9 @@ def _tensors(node: MasksNode, arrays: list[Bits]) -> Masks:
 
 
 def _finite(values: Tensor) -> bool:
-    """Whether all numbers are finite, found without a copy of them.
+    """Whether all numbers are finite, without a copy of the tensor.
 
-    A finite sum has only finite parts; one that is not may be due to its size alone.
+    If the sum is finite, so are its terms; an infinite sum may also be an overflow.
     """
     if not values.numel() or math.isfinite(values.sum().item()):
         return True

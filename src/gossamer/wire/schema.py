@@ -1,4 +1,4 @@
-"""The shape of a record: everything that both sides agree on, and that therefore never travels."""
+"""Schemas: the structure of records, known to both sides and therefore never sent."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True)
 class Schema:
-    """The structure of a record; two records with equal schemas differ in leaves only."""
+    """The structure of a record; records with equal schemas differ only in their leaves."""
 
     root: Node
 
     @classmethod
     def of(cls, record: object) -> Schema:
-        """The schema that a record has; records of one form share it, and what it knows."""
+        """The schema of a record; records of equal structure share one instance and its caches."""
         return _shared(cls(_node(record, "record", False)))
 
     def __hash__(self) -> int:
         return self._number
 
     def __reduce__(self) -> tuple[type[Schema], tuple[Node]]:
-        return Schema, (self.root,)  # another process has other hashes
+        return Schema, (self.root,)  # hashes differ between processes
 
     @cached_property
     def _number(self) -> int:
@@ -83,42 +83,42 @@ class Schema:
 
     @property
     def hash(self) -> bytes:
-        """Eight bytes by which a receiver knows that it reads what was written."""
+        """An 8-byte hash by which a receiver checks that it uses the sender's schema."""
         return _hash(self)
 
     @property
     def name(self) -> str:
-        """The name of the record's type: what kind of message it is."""
+        """The name of the record's type, used as the name of the message."""
         root = self.root
         return root.type.__name__ if isinstance(root, RecordNode) else type(root).__name__
 
     @cached_property
     def leaves(self) -> tuple[tuple[str, LeafNode], ...]:
-        """The path and kind of every leaf, in the order of the payload."""
+        """The path and node of every leaf, in payload order."""
         return tuple(walk(self.root, "" if isinstance(self.root, RecordNode) else "record"))
 
     @cached_property
     def revises(self) -> bool:
-        """Whether a receiver may need masks that it holds to read the message."""
+        """Whether decoding may require masks that the receiver holds."""
         return any(isinstance(node, MasksNode) and node.revises for _, node in self.leaves)
 
     def rebuild(self, leaves: Iterator[Leaf]) -> Any:
-        """The record with the given leaves, in the order of the schema's."""
+        """Rebuilds a record from its leaves, in schema order."""
         return rebuild(self.root, leaves)
 
     def plain(self) -> Any:
-        """The schema as JSON values, types by name."""
+        """The schema as JSON values; types are represented by their names."""
         return _plain(self.root)
 
     @classmethod
     def read(cls, plain: Any, types: Types) -> Schema:
-        """The schema written by `plain`; only the record types given can occur in it."""
+        """The inverse of `plain`; the schema may contain only the given record types."""
         return cls(_read(plain, types))
 
 
 @lru_cache(maxsize=256)
 def _shared(schema: Schema) -> Schema:
-    """The first schema that was equal to this one."""
+    """The first instance among equal schemas."""
     return schema
 
 
@@ -128,77 +128,77 @@ def _hash(schema: Schema) -> bytes:
 
 
 def flatten(record: object) -> list[Leaf]:
-    """The leaves of a record, in the order of its schema."""
-    found: list[Leaf] = []
-    _gather(record, found)
-    return found
+    """The leaves of a record, in schema order."""
+    leaves: list[Leaf] = []
+    _gather(record, leaves)
+    return leaves
 
 
-def _gather(record: object, found: list[Leaf]) -> None:
+def _gather(record: object, leaves: list[Leaf]) -> None:
     match record:
         case Tensor() | Packed() | Revision() | Drawn() | bool() | int() | float() | str():
-            found.append(record)
+            leaves.append(record)
         case None:
             pass
         case dict() if is_masks(record):
-            found.append(record)
+            leaves.append(record)
         case dict():
             for value in record.values():
-                _gather(value, found)
+                _gather(value, leaves)
         case tuple() | list():
             for value in record:
-                _gather(value, found)
+                _gather(value, leaves)
         case _ if dataclasses.is_dataclass(record):
             kind: Any = type(record)
             for name, _ in _fields(kind):
-                _gather(getattr(record, name), found)
+                _gather(getattr(record, name), leaves)
 
 
 @cache
 def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
-    """The fields of a record type, and whether each is never rounded on the way."""
+    """The fields of a record type, and whether each is exact (never rounded in transit)."""
     known = dataclasses.fields(record)
     return tuple((field.name, field.metadata.get("wire") == EXACT["wire"]) for field in known)
 
 
 def record_types(method: object) -> dict[str, type]:
-    """All record types that travel or are kept, by name, as the method's signatures have them."""
-    found: dict[str, type] = {}
+    """All record types that a method sends or stores, by name; taken from its type hints."""
+    records: dict[str, type] = {}
     for name in ("init", "down", "begin", "finish"):
         hints = typing.get_type_hints(getattr(type(method), name))
         for label, hint in hints.items():
             # Work, which `begin` returns and `finish` takes, never leaves a client.
             if label != "ctx" and (name, label) not in (("begin", "return"), ("finish", "work")):
-                _collect(hint, found)
-    return found
+                _collect(hint, records)
+    return records
 
 
 def type_name(kind: type) -> str:
-    """The name under which a record type is agreed on: that of the class, wherever it is defined.
+    """The name of a record type in schemas: the name of the class without its module.
 
-    So a module may be moved or copied, and its checkpoints and hashes stay what they were.
+    Moving or copying a module therefore changes neither checkpoints nor hashes.
     """
     return kind.__qualname__
 
 
-def _collect(hint: Any, found: dict[str, type]) -> None:
+def _collect(hint: Any, records: dict[str, type]) -> None:
     for argument in typing.get_args(hint):
-        _collect(argument, found)
+        _collect(argument, records)
     if isinstance(hint, types.UnionType | type(None)):
         return
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        known = found.get(type_name(kind))
+        known = records.get(type_name(kind))
         if known is kind:
             return
         if known is not None:
             raise TypeError(
-                f"two records of the method are called {type_name(kind)!r}, of {known.__module__} "
-                f"and of {kind.__module__}; rename one of them"
+                f"two record types of the method are called {type_name(kind)!r}, in "
+                f"{known.__module__} and in {kind.__module__}; rename one of them"
             )
-        found[type_name(kind)] = kind
+        records[type_name(kind)] = kind
         for inner in typing.get_type_hints(kind).values():
-            _collect(inner, found)
+            _collect(inner, records)
 
 
 def _node(value: object, path: str, exact: bool) -> Node:
@@ -226,7 +226,7 @@ def _node(value: object, path: str, exact: bool) -> Node:
         case dict():
             for key in value:
                 if not isinstance(key, str | int):
-                    raise TypeError(f"{path} has the key {key!r}; keys are text or whole numbers")
+                    raise TypeError(f"{path} has the key {key!r}; keys must be strings or integers")
             if is_masks(value):
                 return _masks_node(value, False)
             children = tuple(_node(inner, f"{path}.{key}", exact) for key, inner in value.items())
@@ -253,21 +253,21 @@ def _tensor_node(dtype: torch.dtype, shape: torch.Size, exact: bool) -> TensorNo
 
 
 def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode, ...]:
-    found = []
+    nodes = []
     for name, values in packed.values.items():
         where = f"{path}[{name}]"
         travels = values.dtype.is_floating_point and values.dtype in _DTYPES
         if values.dim() != 1 or not travels:
             raise TypeError(
-                f"{where} is packed, but no line of floating-point numbers of a type that travels"
+                f"{where} is packed, but is not a vector of a supported floating-point type"
             )
         if name not in packed.shapes:
-            raise TypeError(f"{where} is packed without the shape of its whole tensor")
+            raise TypeError(f"{where} is packed without the shape of its full tensor")
         node = TensorNode(values.dtype, tuple(packed.shapes[name]), exact)
         if values.numel() > node.count:
             raise TypeError(f"{where} has {values.numel()} values, {node.count} at most")
-        found.append(node)
-    return tuple(found)
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _masks_node(masks: Masks, revises: bool) -> MasksNode:
@@ -316,9 +316,9 @@ def _read(plain: Any, types: Types) -> Node:
                 return DrawnNode(tuple(names), tuple(map(tuple, shapes)))
         case ["packed", list(names), list(tensors)] if len(names) == len(tensors):
             nodes = [_read(tensor, types) for tensor in tensors]
-            found = tuple(node for node in nodes if isinstance(node, TensorNode))
-            if len(found) == len(names) and _are_names(names):
-                return PackedNode(tuple(names), found)
+            parts = tuple(node for node in nodes if isinstance(node, TensorNode))
+            if len(parts) == len(names) and _are_names(names):
+                return PackedNode(tuple(names), parts)
         case ["dict", list(keys), list(children)] if len(keys) == len(children):
             if all(isinstance(key, str | int) for key in keys):
                 return DictNode(tuple(keys), tuple(_read(child, types) for child in children))
@@ -333,7 +333,7 @@ def _read(plain: Any, types: Types) -> Node:
                 raise ValueError(f"{name} was written with fields {names}, but has {wanted}")
             inner = tuple(_read(child, types) for child in children)
             return RecordNode(types[name], tuple(names), inner)
-    raise ValueError(f"{plain!r} is no part of a schema")
+    raise ValueError(f"{plain!r} is not a schema node")
 
 
 def _is_shape(sizes: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Writing a message: the parts of every leaf, and what each field or tensor costs."""
+"""Encoding a message: the bytes of every leaf, and the cost of each field or tensor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gossamer.wire.numbers import floats
 
 
 class Writer:
-    """Collects the parts of a message and what each field or tensor costs."""
+    """Collects the bytes of a message and the cost of each field or tensor."""
 
     def __init__(self, mode: Mode, known: Mapping[str, Tensor], detail: Detail = "field") -> None:
         self.mode = mode
@@ -87,10 +87,10 @@ class Writer:
             case MasksNode(), dict():
                 self._set(path, b"", leaf)
             case _:
-                raise TypeError(f"{path} is a {type(leaf).__name__}, the schema has {node}")
+                raise TypeError(f"{path} is a {type(leaf).__name__}, but the schema has {node}")
 
     def payload(self) -> list[bytes | memoryview]:
-        """Everything after the header, in parts; values last."""
+        """Everything after the header, as a list of buffers; floating-point values come last."""
         parts: list[bytes | memoryview] = [*self._inline]
         for width, entries in self._floats.items():
             block: list[bytes | memoryview] = [data for _, data in entries]
@@ -130,7 +130,7 @@ class Writer:
         self._set(path, bytes([CHANGES]) + fingerprint_of(leaf.base), leaf.masks, base)
 
     def _set(self, path: str, prefix: bytes, masks: Masks, base: Masks | None = None) -> None:
-        """Masks that travel as one block, whole or as changes of a base."""
+        """Encodes masks as one block, complete or as changes to a base."""
         new, old = arrays(masks), None if base is None else arrays(base)
         data = self._masks(new) if old is None else rice.encode_given(new, old)
         data = b"".join([prefix, number(len(data)), data])
@@ -158,9 +158,9 @@ class Writer:
 
 
 def _shares(masks: list[Bits], base: list[Bits] | None) -> list[float]:
-    """How the bits of one block are divided among its masks: by the entropy that each has alone.
+    """The share of each mask in the bits of its block: proportional to its own entropy.
 
-    Where none has any, as with empty masks, by their sizes.
+    If all entropies are zero, as for empty masks, shares are proportional to sizes.
     """
     if base is None:
         alone = [entropy.mask_bits([mask]) for mask in masks]

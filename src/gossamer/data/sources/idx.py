@@ -73,12 +73,12 @@ def read(name: str, folder: Path, images: Images) -> Arrays:
         path = existing(folder, plain)
         for anew in (False, True):
             array = read_idx(path, anew=anew)
-            found = hashlib.sha256(array.data).hexdigest()
-            if found == proof:
+            digest = hashlib.sha256(array.data).hexdigest()
+            if digest == proof:
                 break
         else:
             raise ValueError(
-                f"{path} holds values with sha256 {found[:12]}…, the official {name} has "
+                f"{path} holds values with sha256 {digest[:12]}…, the official {name} has "
                 f"{proof[:12]}…; get it again with `gossamer data get {name}`"
             )
         arrays.append(array)

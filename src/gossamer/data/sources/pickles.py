@@ -49,10 +49,10 @@ _ALLOWED: dict[tuple[str, str], Callable[..., object]] = {
 def read_pickle(path: Path, md5: str | None = None) -> dict[str, object]:
     """A dictionary of arrays, lists and strings; checks the md5 first if one is given."""
     content = path.read_bytes()
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if md5 is not None and found != md5:
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if md5 is not None and digest != md5:
         raise ValueError(
-            f"{path} has md5 {found}, the official file has {md5}; download it again, or convert "
+            f"{path} has md5 {digest}, the official file has {md5}; download it again, or convert "
             f"your own version to npz"
         )
     try:

@@ -79,14 +79,14 @@ def _cut(speech: Speech) -> tuple[Speech, Speech]:
 def _speeches(folder: Path) -> list[tuple[str, Speech]]:
     """Undivided speeches from LEAF's all_data JSON or from one text file per speaker."""
     if (folder / "all_data").is_dir():
-        found: list[tuple[str, Speech]] = []
+        speeches: list[tuple[str, Speech]] = []
         for path in sorted((folder / "all_data").glob("*.json")):
             content = json.loads(path.read_bytes())["user_data"]
-            found += [
+            speeches += [
                 (name, whole(data["raw"]) if "raw" in data else joined(data))
                 for name, data in content.items()
             ]
-        return found
+        return speeches
     paths = sorted((folder / "raw_data" / "by_play_and_character").glob("*.txt"))
     return [(path.stem, whole(path.read_text(encoding="utf-8"))) for path in paths]
 

@@ -116,8 +116,8 @@ class FlashVariants:
             measured = sensitivity_probe.mean_sensitivity(ctx, (each.up for each in exchanges))
             if not measured:
                 return state
-            found = sparsity.sensitivity(layout, measured, pure.density, self.probe_saturate)
-            return self.start(ctx, found, state.versions[-1] + 1)
+            densities = sparsity.sensitivity(layout, measured, pure.density, self.probe_saturate)
+            return self.start(ctx, densities, state.versions[-1] + 1)
         clients: list[Client] = []
         updates = self.updates(ctx, state, exchanges, clients)
         average = sparsity.masked_mean(updates, budgets.averaging(pure.averaging))
@@ -323,10 +323,10 @@ def intended(ctx: Ctx, density: float) -> int:
     return round(sparsity.as_fraction(density) * size)
 
 
-def layers(names: Sequence[str], wish: str) -> list[str]:
+def layers(names: Sequence[str], entries: str) -> list[str]:
     """Layers by number, as in `9-16` or `1,3`, counted from 1, or by name."""
-    found = []
-    for entry in (part.strip() for part in wish.split(",")):
+    selected = []
+    for entry in (part.strip() for part in entries.split(",")):
         first, _, last = entry.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             fits = 0 < int(first) <= int(last or first) <= len(names)
@@ -338,8 +338,8 @@ def layers(names: Sequence[str], wish: str) -> list[str]:
                 f"--churn-layers takes numbers up to {len(names)}, such as 9-16, or names of "
                 f"{', '.join(names)}, not {entry!r}"
             )
-        found += chosen
-    return found
+        selected += chosen
+    return selected
 
 
 RELEASED = replace(SCHEDULE, lr_horizon=1000, lr_lag=1)

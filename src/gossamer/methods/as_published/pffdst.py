@@ -292,8 +292,8 @@ def accuracy(ctx: Ctx, params: Params, by: FreezeFrom) -> float:
             "use e.g. --valid 0.1"
         )
     with torch.inference_mode():
-        found = ctx.task.logits(ctx.task.own(params), held.x.to(ctx.task.device)).argmax(-1)
-    return float((found.cpu() == held.y).double().mean())
+        predicted = ctx.task.logits(ctx.task.own(params), held.x.to(ctx.task.device)).argmax(-1)
+    return float((predicted.cpu() == held.y).double().mean())
 
 
 def scales(ctx: Ctx) -> list[str]:

@@ -205,12 +205,12 @@ class SpaFLVariants:
         if self.importance_rule == "none" or not changes.any():
             return params
         move, clamp = MOVES[self.importance_rule], self.pruning.clamp
-        found = dict(params)
+        updated = dict(params)
         for name, part in by_layer(layout, changes).items():
             kernel = prod(layout[name].shape[2:]) if len(layout[name].shape) > 2 else 0
             divisor = kernel if self.importance_divisor == "kernel" else 0
-            found[name] = follow(params[name], part, move, divisor, clamp)
-        return found
+            updated[name] = follow(params[name], part, move, divisor, clamp)
+        return updated
 
     @property
     def _last_step(self) -> bool:

@@ -154,12 +154,12 @@ class Pruning:
         masked_training.record(model, loss, batch)
 
     def _threshold_gradient(self, ctx: Ctx, work: Work, grads: Params) -> Tensor:
-        found = []
+        gradients = []
         for name, part in by_layer(work.layout, work.thresholds).items():
             product = grads[name] * work.model.params[name]
             slope = self._slope(work.model.params[name], part)
-            found.append(-row_sum(product if slope is None else product * slope))
-        change = torch.cat(found)
+            gradients.append(-row_sum(product if slope is None else product * slope))
+        change = torch.cat(gradients)
         if self.reg_step == "eq7":
             return change
         regulariser = self.regulariser_gradient(work.thresholds)
@@ -248,7 +248,7 @@ def gradient_through_mask(
 ) -> Tensor:
     """What autograd adds to the gradient of the weights because the mask depends on them."""
     if not structured:
-        found = grad * weight.abs()
-        return found if slope is None else found * slope
+        product = grad * weight.abs()
+        return product if slope is None else product * slope
     row = column(row_sum(grad * weight), weight)
     return weight.sign() * (row if slope is None else row * slope) / weight[0].numel()

@@ -29,10 +29,10 @@ def holds(held: Tensor, client: Client, version: int) -> bool:
 
 def updated(held: Tensor, clients: Sequence[int], version: int | Sequence[int]) -> Tensor:
     """The versions held after some clients received `version`, or lost theirs (-1)."""
-    found = torch.full((max([len(held), *(id + 1 for id in clients)]),), -1, dtype=torch.int32)
-    found[: len(held)] = held
-    found[list(clients)] = torch.tensor(version, dtype=torch.int32)
-    return found
+    versions = torch.full((max([len(held), *(id + 1 for id in clients)]),), -1, dtype=torch.int32)
+    versions[: len(held)] = held
+    versions[list(clients)] = torch.tensor(version, dtype=torch.int32)
+    return versions
 
 
 def received(sent: Revision | None, held: Masks | None) -> Masks:

@@ -177,11 +177,11 @@ def merged(
         return state
     held = held_versions.updated(state.held, ids, state.version)
     state = replace(state, params=params, held=held)
-    found = change(state)
-    state = replace(state, params=sparsity.masked(params, found.kept))
-    if sparse_model.same(found.masks, state.masks):
+    adjusted = change(state)
+    state = replace(state, params=sparsity.masked(params, adjusted.kept))
+    if sparse_model.same(adjusted.masks, state.masks):
         return state
-    masks, version = {**state.masks, **found.masks}, state.version + 1
+    masks, version = {**state.masks, **adjusted.masks}, state.version + 1
     return replace(state, masks=masks, before=state.masks, version=version)
 
 

@@ -99,8 +99,8 @@ def dense_gradient(ctx: Ctx, work: Work, batch: Batch) -> Params:
 
 def momentum(ctx: Ctx, work: Work) -> Params:
     """The momentum of every masked tensor that has one."""
-    found = dict(zip(ctx.task.layout.parameters, work.velocity, strict=False))
-    return {name: each for name in work.masks if (each := found.get(name)) is not None}
+    buffers = dict(zip(ctx.task.layout.parameters, work.velocity, strict=False))
+    return {name: each for name in work.masks if (each := buffers.get(name)) is not None}
 
 
 def mean_loss(work: Work) -> float:
@@ -110,12 +110,12 @@ def mean_loss(work: Work) -> float:
 
 def metrics(work: Work, moved: bool = False) -> dict[str, float]:
     """The training loss and, where masks moved, how far, and the density of each layer."""
-    found = {"loss": mean_loss(work)}
+    figures = {"loss": mean_loss(work)}
     if moved:
-        found["moved"] = sparsity.mismatch(work.start, work.masks)
+        figures["moved"] = sparsity.mismatch(work.start, work.masks)
         densities = sparsity.layer_densities(work.masks)
-        found |= {f"sensitivity.{name}": float(share) for name, share in densities.items()}
-    return found
+        figures |= {f"sensitivity.{name}": float(share) for name, share in densities.items()}
+    return figures
 
 
 def as_factors(masks: Masks, params: Params) -> Params:

@@ -83,10 +83,10 @@ class ServerOptimiser:
         return first / (second.sqrt() + self.eps)
 
 
-def unrounded(found: Params, sent: Params, kept: Params) -> Params:
+def unrounded(reply: Params, sent: Params, kept: Params) -> Params:
     """Replies as if the model had not been rounded on its way down.
 
     A client starts from the rounded tensors it was `sent`, the server from those it `kept`. Their
     difference is no change that the client made, but Adam would take a whole step along it.
     """
-    return {name: found[name] + (tensor - sent[name]) for name, tensor in kept.items()}
+    return {name: reply[name] + (tensor - sent[name]) for name, tensor in kept.items()}

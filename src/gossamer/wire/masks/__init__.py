@@ -1,1 +1,1 @@
-"""Codecs of masks: Rice codes by row, few changes, range coding, and their entropy."""
+"""Mask codecs: Rice codes by row, few changes, and range coding; entropy bounds."""

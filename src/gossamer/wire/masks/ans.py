@@ -1,17 +1,17 @@
-"""Masks by range coding with classes of rows and of columns: `ans-rowcol`, smaller and slower.
+"""Range-coded masks with classes of rows and columns: `ans-rowcol`, smaller and slower.
 
-Rows of a tensor are ranked by density and cut into `2 ** i` classes, input channels into `2 ** j`,
-with `i` and `j` up to 4 and as pays best (`ans-row`: `j` = 0). Each pair of classes is a cell with
-a density from a fixed grid, and all bits of one density, over all tensors, are coded eight at a
-time with the table of that density. A message is
+The rows of a tensor are ranked by density and divided into `2 ** i` classes, input channels into
+`2 ** j`, with the best `i` and `j` up to 4 (`ans-row`: `j` = 0). Each pair of classes is a cell
+with a density from a fixed grid. All bits of one density, over all tensors, are coded eight at a
+time with the table of that density. A message has
 
-    tag         0 bitmap (and then only that), 5 the range coder of constriction 0.5
-    one byte per tensor that is not empty: i and, from the fifth bit, j
+    tag         0: bitmap (only the bitmap follows); 5: the range coder of constriction 0.5
+    one byte per non-empty tensor: i in the low four bits, j in the high four
     per tensor  the classes of rows, the classes of columns, the density of each cell
-    32-bit words of the range coder, lowest byte first
+    32-bit words of the range coder, little-endian
 
-Tables come from whole numbers and exact products alone, so every host decodes the same bits. The
-package that does the coding is optional: `pip install gossamer[ans]`.
+Tables are computed from integers and exact products, so every host decodes the same bits. The
+coder is an optional dependency: `pip install gossamer[ans]`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gossamer.wire.masks.rows import Shape, edges, line, split, view
 BITMAP, RANGE = 0, 5
 _VERSION = "0.5"
 
-_NEVER, _ALWAYS = 0, 255  # densities 0 and 1: bits of such cells do not travel
+_NEVER, _ALWAYS = 0, 255  # densities 0 and 1: bits of such cells are not sent
 _LEVELS = 5  # classes: 1, 2, 4, 8 or 16
 _FINEST = 16
-_PART = 1 << 16  # bits that are sorted at once, which takes sixteen bytes each
+_PART = 1 << 16  # bits sorted at a time, sixteen bytes of memory each
 
 
 def _odds(density: int) -> tuple[int, int]:
-    """Ones to zeros at a point of the grid: powers of 9/8, even odds in the middle."""
+    """The odds of a one at a point of the grid: powers of 9/8, even in the middle."""
     steps = density - 127
     return (9**steps, 8**steps) if steps >= 0 else (8**-steps, 9**-steps)
 
@@ -51,22 +51,22 @@ _CHANCES = np.array([(a << _PRECISION) // (a + b) for a, b in map(_odds, range(1
 _MIDDLES = (_CHANCES[:-1] + _CHANCES[1:]) // 2
 
 _NODES = np.concatenate([np.repeat(np.eye(1 << i, dtype=np.int64), 16 >> i, 1) for i in range(5)])
-"""Which of the finest classes belong to each class of each level, coarsest level first."""
+"""The finest classes in each class of each level, coarsest level first."""
 _LEVEL = np.repeat(np.eye(_LEVELS), [1, 2, 4, 8, 16], axis=1)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A tensor as rows of input channels, which classes of both cut into cells."""
+    """A tensor as a table of rows and input channels; their classes divide it into cells."""
 
     rows: int
     columns: int
     depth: int
-    """Bits of each input channel in each row."""
+    """The number of bits per row and input channel."""
 
     @classmethod
     def of(cls, shape: Shape) -> Table:
-        """Rows as everywhere; a tensor of one row is one channel too."""
+        """The table of a shape, with the rows of `view`; a single row has a single channel."""
         rows, length = view(shape)
         columns = shape[1] if rows > 1 else 1
         return cls(rows, columns, length // columns)
@@ -77,7 +77,7 @@ class Table:
 
 
 def encode(masks: Sequence[Bits], columns: bool = True) -> bytes:
-    """All masks of one message; never more than a byte longer than their bitmap."""
+    """Encodes all masks of a message; at most one byte longer than their bitmap."""
     bits = line(masks)
     bitmap = bytes([BITMAP]) + pack(bits)
     present = [mask for mask in masks if mask.size]
@@ -91,40 +91,40 @@ def encode(masks: Sequence[Bits], columns: bool = True) -> bytes:
 
 
 def decode(data: bytes | memoryview, shapes: Sequence[Shape]) -> list[Bits]:
-    """The masks that were encoded; anything else is a `WireError`."""
+    """The masks that were encoded; any other input raises a `WireError`."""
     total = sum(math.prod(shape) for shape in shapes)
     reader = Reader(data)
     tag = int(reader.take(1, "the tag")[0])
     if tag not in (BITMAP, RANGE):
         raise WireError(f"a mask has the tag {tag}; known are {BITMAP} and {RANGE}")
     if reader.left > size(total) or (tag != BITMAP and reader.left == size(total)):
-        raise WireError(f"a mask has {reader.left} bytes where its bitmap has {size(total)}")
+        raise WireError(f"a mask is encoded in {reader.left} bytes; its bitmap has {size(total)}")
     if tag == BITMAP:
         bits = reader.bits(total, "the bits")
         reader.end()
         return split(bits, shapes)
     density = _read_densities(reader, [Table.of(shape) for shape in shapes if math.prod(shape)])
     if reader.left % 4:
-        raise WireError(f"a mask has {reader.left} bytes of code, which is not whole words")
+        raise WireError(f"a mask has {reader.left} bytes of code, not a multiple of 4")
     words = reader.take(reader.left, "the code").tobytes()
     counts = _counts(density)
     return split(_unsorted(_decode(words, counts), density, counts), shapes)
 
 
 def _counts(density: NDArray[np.uint8]) -> Whole:
-    """How many bits have each density, counted by parts: NumPy makes eight bytes of each."""
+    """The number of bits of each density, counted in parts: NumPy takes eight bytes per bit."""
     parts = (density[start : start + _PART] for start in range(0, len(density), _PART))
     return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
 
 
-def _unsorted(found: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
-    """Bits that are sorted by density, put back in their places."""
-    bits = np.empty(len(found), np.bool_)
+def _unsorted(ordered: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
+    """Restores the original order of bits that are sorted by density."""
+    bits = np.empty(len(ordered), np.bool_)
     at = edges(counts)
-    for start in range(0, len(found), _PART):
+    for start in range(0, len(ordered), _PART):
         part = density[start : start + _PART]
         some = np.bincount(part, minlength=256)
-        pieces = [found[at[each] : at[each] + some[each]] for each in np.flatnonzero(some)]
+        pieces = [ordered[at[each] : at[each] + some[each]] for each in np.flatnonzero(some)]
         bits[start : start + _PART][np.argsort(part, kind="stable")] = np.concatenate(pieces)
         at[:-1] += some
     return bits
@@ -133,9 +133,9 @@ def _unsorted(found: Bits, density: NDArray[np.uint8], counts: Whole) -> Bits:
 def _describe(
     masks: Sequence[Bits], tables: Sequence[Table], columns: bool
 ) -> tuple[bytes, NDArray[np.uint8]]:
-    """The classes and cells of all tensors, as bytes, and the density of each bit."""
+    """The encoded classes and cells of all tensors, and the density of each bit."""
     ranked = [_rank(mask, table) for mask, table in zip(masks, tables, strict=True)]
-    ones = np.stack([found for _, _, found in ranked])
+    ones = np.stack([pairs for _, _, pairs in ranked])
     sizes = np.stack(
         [
             np.outer(np.bincount(rows, minlength=16), np.bincount(some, minlength=16)) * table.depth
@@ -161,7 +161,7 @@ def _nodes(level: int) -> range:
 
 
 def _rank(mask: Bits, table: Table) -> tuple[Whole, Whole, Whole]:
-    """The finest classes of rows and columns, and the ones in each pair of them."""
+    """The finest classes of rows and columns, and the number of ones in each pair."""
     row, place = np.divmod(np.flatnonzero(mask), table.columns * table.depth)
     column = place // table.depth
     rows, columns = _sixteenths(row, table.rows), _sixteenths(column, table.columns)
@@ -171,24 +171,24 @@ def _rank(mask: Bits, table: Table) -> tuple[Whole, Whole, Whole]:
 
 def _sixteenths(places: Whole, length: int) -> Whole:
     """Sixteen classes of equal size, sparsest first."""
-    found = np.empty(length, np.int64)
+    classes = np.empty(length, np.int64)
     ranking = np.argsort(np.bincount(places, minlength=length), kind="stable")
-    found[ranking] = np.arange(length) * _FINEST // length
-    return found
+    classes[ranking] = np.arange(length) * _FINEST // length
+    return classes
 
 
 def _cheapest(
     ones: Whole, sizes: Whole, tables: Sequence[Table], columns: bool
 ) -> list[tuple[int, int]]:
-    """The levels of rows and columns of least cost in bits, for each tensor.
+    """The cheapest levels of rows and columns for each tensor.
 
-    Logarithms only choose here; what they chose is sent.
+    Logarithms affect only this choice, which is sent, so they need not be exact.
     """
     share = ones / np.maximum(sizes, 1)
     inner = np.clip(share, 1e-300, 1 - 1e-16)
     bits = sizes * -(share * np.log2(inner) + (1 - share) * np.log2(1 - inner))
     costs = _LEVEL @ bits @ _LEVEL.T
-    found = []
+    levels = []
     for cost, table in zip(costs, tables, strict=True):
         level = np.arange(_LEVELS)
         cost = cost + 8 * (1 << (level[:, None] + level))
@@ -196,12 +196,12 @@ def _cheapest(
         cost[1 << level > table.rows] = np.inf
         cost[:, (1 << level > table.columns) | (level > 4 * columns)] = np.inf
         i, j = divmod(int(cost.argmin()), _LEVELS)
-        found.append((i, j))
-    return found
+        levels.append((i, j))
+    return levels
 
 
 def _nearest(ones: Whole, sizes: Whole) -> NDArray[np.uint8]:
-    """The point of the grid for each cell."""
+    """The nearest point of the grid for each cell."""
     grid = 1 + np.searchsorted(_MIDDLES, (ones << _PRECISION) // np.maximum(sizes, 1))
     grid[ones == sizes] = _ALWAYS
     grid[ones == 0] = _NEVER
@@ -209,7 +209,7 @@ def _nearest(ones: Whole, sizes: Whole) -> NDArray[np.uint8]:
 
 
 def _read_densities(reader: Reader, tables: Sequence[Table]) -> NDArray[np.uint8]:
-    found = [np.empty(0, np.uint8)]
+    parts = [np.empty(0, np.uint8)]
     for head, table in zip(reader.take(len(tables), "levels").tolist(), tables, strict=True):
         i, j = head & 15, head >> 4
         if max(i, j) >= _LEVELS or 1 << i > table.rows or 1 << j > table.columns:
@@ -220,12 +220,12 @@ def _read_densities(reader: Reader, tables: Sequence[Table]) -> NDArray[np.uint8
         rows = reader.planes(table.rows, i, "classes of rows")
         columns = reader.planes(table.columns, j, "classes of columns")
         cells = reader.take(1 << i + j, "densities").reshape(1 << i, 1 << j)
-        found.append(table.densities(rows, columns, cells))
-    return np.concatenate(found)
+        parts.append(table.densities(rows, columns, cells))
+    return np.concatenate(parts)
 
 
 def _code(bits: Bits, counts: Whole) -> bytes:
-    """The words for bits that are sorted by density, so many of each."""
+    """Encodes bits that are sorted by density, given the number of each density."""
     encoder = _package().stream.queue.RangeEncoder()
     ends = edges(counts)
     for density in np.flatnonzero(counts[:_ALWAYS]).tolist():
@@ -237,7 +237,7 @@ def _code(bits: Bits, counts: Whole) -> bytes:
 
 
 def _decode(words: bytes, counts: Whole) -> Bits:
-    """The bits of some words, if exactly these words encode them."""
+    """Decodes bits, and checks that encoding them gives the same words."""
     decoder = _package().stream.queue.RangeDecoder(np.frombuffer(words, "<u4").astype(np.uint32))
     ends = edges(counts)
     bits = np.zeros(int(ends[-1]), np.bool_)
@@ -248,17 +248,17 @@ def _decode(words: bytes, counts: Whole) -> Bits:
             try:
                 symbols = decoder.decode(_model(density), size(count))
             except AssertionError as refusal:
-                raise WireError("a mask has words that no range coder writes") from refusal
-            found = np.unpackbits(symbols.astype(np.uint8), count=count, bitorder="little")
-            bits[ends[density] : ends[density + 1]] = found
+                raise WireError("a mask has words that the range coder cannot decode") from refusal
+            decoded = np.unpackbits(symbols.astype(np.uint8), count=count, bitorder="little")
+            bits[ends[density] : ends[density + 1]] = decoded
     if _code(bits, counts) != words:
-        raise WireError("a mask has other words than its bits encode to")
+        raise WireError("a mask has words that differ from the encoding of its bits")
     return bits
 
 
 @lru_cache(maxsize=256)
 def _model(density: int) -> object:
-    """Eight independent bits of one density, as the coder wants them."""
+    """The coder's model of eight independent bits of one density."""
     one, zero = _odds(density)
     whole = (one + zero) ** 8
     weights = [(one**ones * zero ** (8 - ones) << 52) // whole for ones in range(9)]

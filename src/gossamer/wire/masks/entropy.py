@@ -1,6 +1,6 @@
-"""What a mask is worth: the bits below which no code for masks of its kind can go.
+"""Entropy of masks: lower bounds on the length of any code for them.
 
-Side information (how many ones there are, or which class a row is of) is not counted.
+Side information (the number of ones, or the classes of rows) is not counted.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from gossamer.wire.masks.rows import view
 
 
 def mask_bits(masks: Sequence[Bits]) -> float:
-    """The limit if every weight is kept with the same chance, independently: `n H(density)`."""
+    """The bound for independent weights of equal probability: `n H(density)`."""
     return _bits(sum(_ones(mask) for mask in masks), sum(mask.size for mask in masks))
 
 
 def mask_parts(masks: Sequence[Bits]) -> list[float]:
-    """What each mask has of `mask_bits`: its length in the best code for all of them together."""
+    """The share of each mask in `mask_bits`: its length in an optimal joint code."""
     ones, sizes = [_ones(mask) for mask in masks], [mask.size for mask in masks]
     return _parts(ones, sizes)
 
 
 def row_bits(masks: Sequence[Bits]) -> float:
-    """The limit if every row has a chance of its own; never more than `mask_bits`."""
-    found = []
+    """The bound if each row has its own probability; at most `mask_bits`."""
+    limits = []
     for mask in masks:
         rows, length = view(mask.shape)
         ones = np.count_nonzero(mask.reshape(rows, length), axis=1)
-        found += [_bits(count, length) for count in ones.tolist()]
-    return math.fsum(found)
+        limits += [_bits(count, length) for count in ones.tolist()]
+    return math.fsum(limits)
 
 
 def conditional_bits(masks: Sequence[Bits], known: Sequence[Bits]) -> float:
-    """The limit for a receiver of `known`: one chance to lose a weight, another to gain one."""
+    """The bound given `known`: one probability of losing a weight, another of gaining one."""
     size = sum(mask.size for mask in known)
     held = sum(_ones(old) for old in known)
     pairs = list(zip(masks, known, strict=True))
@@ -46,7 +46,7 @@ def conditional_bits(masks: Sequence[Bits], known: Sequence[Bits]) -> float:
 
 
 def conditional_parts(masks: Sequence[Bits], known: Sequence[Bits]) -> list[float]:
-    """What each mask has of `conditional_bits`, in the best code for all of them together."""
+    """The share of each mask in `conditional_bits`: its length in an optimal joint code."""
     pairs = list(zip(masks, known, strict=True))
     held = [_ones(old) for old in known]
     lost = _parts([_ones(old & ~new) for new, old in pairs], held)
@@ -56,7 +56,7 @@ def conditional_parts(masks: Sequence[Bits], known: Sequence[Bits]) -> list[floa
 
 
 def _parts(ones: Sequence[int], sizes: Sequence[int]) -> list[float]:
-    """Bits of each group where a one and a zero cost the same in all of them."""
+    """The bits of each group if a one and a zero cost the same in all groups."""
     total, size = sum(ones), sum(sizes)
     if total in (0, size):
         return [0.0] * len(ones)

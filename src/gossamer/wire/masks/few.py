@@ -1,27 +1,27 @@
-"""Few changes of a known mask as one whole number: what is lost of its ones, gained in its zeros.
+"""Few changes of a known mask as one integer: which ones are lost, and which zeros become ones.
 
-A Golomb code needs a parameter and wastes a part of a bit on each gap. Here all places go into one
-number: a place that is one of `m` makes the number `m` times as large and adds which it is. As the
-order of places means nothing, it is not told: the remainder of the number by how many places are
-left picks the one that goes in next, and the quotient takes its place. So the number ends about as
-large as there are choices of so many places, and no choice had to be counted. The idea is from
+A Golomb code needs a parameter and wastes a fraction of a bit on each gap. Here all positions are
+encoded in one integer: a position among `m` multiplies it by `m` and is added. The order of the
+positions carries no information, so it is used to save bits (bits-back coding): the integer modulo
+the number of positions left selects the next position, and the quotient remains. The result is
+about as large as the number of possible sets, and no sets are enumerated. The idea is from
 
 Daniel Severo, James Townsend, Ashish Khisti, Alireza Makhzani, Karen Ullrich: Compressing Multisets
 with Large Alphabets using Bits-Back Coding. IEEE Journal on Selected Areas in Information Theory,
 2023. https://arxiv.org/abs/2107.09202
 
-Differs from the paper: a set has no place twice, so that each is counted among those still free,
-and the number is kept whole.
+Differs from the paper: a set has no duplicates, so each position is encoded among those still free;
+and the state is one arbitrary-precision integer.
 
-A message is a line of bits behind its tag:
+The bits after the tag are:
 
-    lost        how many ones are lost, as a number near `2 ** 4`
-    gained      how many are gained beyond that: 0, 1, 2 for 0, -1, 1 and so on, as one near 1
-    number      its bits, the lowest first, without zeros above the highest one
+    lost        the number of lost ones, by `near` of order 4
+    gained      the number of gained ones minus `lost`, zigzag-coded, by `near` of order 0
+    number      the bits of the integer, the lowest first, without leading zeros
 
-The reader takes places out in the opposite order and puts back what picked them, until the zero is
-left that the number began with. So a choice of places has one number, and a number that does not
-end in zero is none. Where most ones are lost, or those of one row, gaps are shorter.
+The decoder extracts positions in reverse order and restores the selections, until it reaches the
+initial zero. Each set thus has exactly one code, and an integer that does not lead back to zero is
+invalid. If most ones are lost, or all of one row, gaps are shorter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gossamer.wire.errors import WireError
 from gossamer.wire.masks.bits import BitReader, Bits, Line, Whole, near, pack, places, size
 
 MOST = 512
-"""Changes that are told this way, at most; the time for them grows with their square."""
-_LOST, _MORE = 4, 0  # orders of the two counts
+"""The maximum number of changes in this encoding; its time is quadratic in them."""
+_LOST, _MORE = 4, 0  # orders of the codes of the two counts
 
 
 def write(lost: Bits, gained: Bits) -> list[Line] | None:
-    """What follows the tag, given which ones are lost and which zeros gained; None if too many."""
+    """The bits after the tag, given the lost ones and the gained zeros; None if too many."""
     losses, gains = int(np.count_nonzero(lost)), int(np.count_nonzero(gained))
     if losses + gains > MOST:
         return None
@@ -50,32 +50,32 @@ def write(lost: Bits, gained: Bits) -> list[Line] | None:
 
 
 def read(reader: BitReader, ones: int, zeros: int) -> tuple[Whole, Whole]:
-    """Which of so many ones are lost and which zeros gained; takes all that the reader has."""
+    """The indices of lost ones and of gained zeros; consumes all input."""
     losses = reader.near(_LOST, "changes")
     more = reader.near(_MORE, "changes")
     gains = losses + (-(more + 1) // 2 if more % 2 else more // 2)
     if not 0 <= losses <= ones or not 0 <= gains <= zeros:
         raise WireError(
-            f"a mask of {ones} ones and {zeros} zeros loses {losses} and gains {gains} ones"
+            f"a mask of {ones} ones and {zeros} zeros cannot lose {losses} and gain {gains}"
         )
     if losses + gains > MOST:
-        raise WireError(f"a mask has {losses + gains} changes, but only {MOST} are told as few")
+        raise WireError(f"a mask has {losses + gains} changes; this encoding has at most {MOST}")
     left = reader.left
     number = int.from_bytes(pack(reader.take(left, "changes")), "little")
     used = number.bit_length()
     if left - used >= 8:
         raise WireError(f"{(left - used) // 8} bytes follow the end of a mask")
     if used > losses * ones.bit_length() + gains * zeros.bit_length():
-        raise WireError(f"a mask has {losses + gains} changes in a number of {used} bits")
+        raise WireError(f"{losses + gains} changes of a mask do not take {used} bits")
     number, gained = _take(number, gains, zeros)
     number, lost = _take(number, losses, ones)
     if number:
-        raise WireError("a mask has changes in a number that tells more than them")
+        raise WireError("the integer that encodes the changes of a mask has a remainder")
     return np.array(lost, np.int64), np.array(gained, np.int64)
 
 
 def revise(reader: BitReader, bits: Bits) -> None:
-    """Changes a known line of bits as a message says."""
+    """Applies the encoded changes to a known bit vector, in place."""
     ones = int(np.count_nonzero(bits))
     zeros = len(bits) - ones
     lost, gained = read(reader, ones, zeros)
@@ -89,14 +89,14 @@ def revise(reader: BitReader, bits: Bits) -> None:
 
 
 def _between(held: Whole, numbers: Whole) -> Whole:
-    """Where places stand that are told by their numbers among all that are not held."""
+    """The positions of the elements that are not in `held`, given their indices."""
     passed = held - np.arange(len(held))
-    found: Whole = numbers + np.searchsorted(passed, numbers, side="right")
-    return found
+    positions: Whole = numbers + np.searchsorted(passed, numbers, side="right")
+    return positions
 
 
 def _put(number: int, chosen: Bits) -> int:
-    """The number with places added: each is counted among those that are free of the rest."""
+    """Encodes positions into the integer, each among those that are still free."""
     rest = places(chosen).tolist()
     free = len(chosen) - len(rest)
     for count in range(len(rest), 0, -1):
@@ -107,14 +107,14 @@ def _put(number: int, chosen: Bits) -> int:
 
 
 def _take(number: int, count: int, length: int) -> tuple[int, list[int]]:
-    """The number without so many places, and these."""
-    found: list[int] = []
+    """The inverse of `_put`: the remaining integer, and `count` sorted positions."""
+    taken: list[int] = []
     for held in range(count):
         number, place = divmod(number, length - held)
-        index = bisect_right(range(held), place, key=lambda each: found[each] - each)
-        found.insert(index, place + index)
+        index = bisect_right(range(held), place, key=lambda each: taken[each] - each)
+        taken.insert(index, place + index)
         number = number * (held + 1) + index
-    return number, found
+    return number, taken
 
 
 def _bits(number: int) -> Line:

@@ -1,24 +1,24 @@
-"""Masks as Golomb-coded gaps, row by row: `rice-row`, how every mask travels unless told otherwise.
+"""Golomb-coded gaps between ones, row by row: `rice-row`, the default encoding of masks.
 
-A row of density p is a run of gaps between ones, and a gap is cheapest as its quotient by a number
-near `0.7 / p` in unary, and its remainder. Each row is of one of 16 classes: full, `k` = 0 to 13,
-or empty. Rows of one class, over all tensors, are one stream, which divides by `2 ** k` (Rice's
-code) or, where that is shorter, by half as much again. A message is a line of bits:
+A row of density p is a sequence of gaps between ones. The best code of a gap is its quotient by
+about `0.7 / p` in unary, then the remainder. Each row has one of 16 classes: full, `k` = 0 to 13,
+or empty. The rows of a class, over all tensors, form one stream with the divisor `2 ** k` (a Rice
+code) or, where that is shorter, `3 * 2 ** (k - 1)`. The bits of a message are:
 
-    2 bits      0 bitmap (after a whole byte, and then only that), 1 few changes of a known mask, as
-                in `few.py`, 2 Golomb, 3 Golomb given a known mask, which is two bodies, not one
-    body        1 and one class for all rows of all tensors, in 4 bits, and whether ones and zeros
-                are swapped; or 0 and, per tensor that is not empty, a byte: its densest class, how
-                many bits tell a row's class from that one (0: all rows are of one class), and
-                whether it is swapped; then the classes of rows, in tensors where they differ
-    k = 0       the bits themselves
-    k = 1..13   the length of the unary part; unary, a one at the end of each quotient; remainders:
-                if divided by `3 * 2 ** (k - 1)`, their highest digits, below 3, five to a byte;
-                then their bits
+    2 bits      0: bitmap (the tag fills a byte, and only the bitmap follows); 1: few changes of a
+                known mask, see `few.py`; 2: Golomb; 3: Golomb given a known mask (two bodies)
+    body        1, the class of all rows of all tensors in 4 bits, and whether ones and zeros are
+                swapped; or 0 and a byte per non-empty tensor: its densest class, the bits per row
+                for the difference from that class (0: all rows have it), and whether it is
+                swapped; then these differences, for tensors in which rows differ
+    k = 0       the uncoded bits
+    k = 1..13   the length of the unary part; the quotients in unary, each ended by a one; the
+                remainders: for the divisor `3 * 2 ** (k - 1)`, first their base-3 digits, five to a
+                byte; then their low bits
 
-The class is sent, never computed by the receiver, and all arithmetic is on whole numbers, so the
-bytes are the same on every host. A tensor of more ones than zeros is swapped. Given a mask that the
-receiver holds, two masks travel instead: what it loses of its ones, what it gains in its zeros.
+Classes are sent, never computed by the receiver, and all arithmetic is on integers, so the bytes
+are identical on every host. Tensors with more ones than zeros are swapped. Given a mask that the
+receiver holds, two masks are sent instead: which of its ones are lost, and which zeros become ones.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ BITMAP, FEW, GOLOMB, GIVEN = range(4)
 FULL, PLAIN, EMPTY = 0, 1, 15  # class k + 1 is Golomb with parameter k
 _K = np.arange(1, 14)[:, None]
 _BIT = 16  # costs are multiples of 1 / _BIT bits
-_HEAD = 8  # bits of a tensor's own head
-_WIDTHS = 5  # a class is told by 0 to 4 bits
+_HEAD = 8  # bits of the head of a tensor
+_WIDTHS = 5  # a class takes 0 to 4 bits
 _BASES = np.concatenate([np.arange(17 - (1 << width)) for width in range(_WIDTHS)])
 _WIDTH = np.repeat(np.arange(_WIDTHS), [17 - (1 << width) for width in range(_WIDTHS)])
 _CLASSES = np.arange(16)[:, None]
@@ -61,7 +61,7 @@ _NEEDED = np.array([spread.bit_length() for spread in range(16)])
 
 
 def encode(masks: Sequence[Bits]) -> bytes:
-    """All masks of one message; never more than a byte longer than their bitmap."""
+    """Encodes all masks of a message; at most one byte longer than their bitmap."""
     rows = Rows.of(tuple(mask.shape for mask in masks))
     coded = _message(GOLOMB, _body(line(masks), rows))
     bitmap = size(int(rows.edges[-1]))
@@ -69,16 +69,16 @@ def encode(masks: Sequence[Bits]) -> bytes:
 
 
 def decode(data: bytes | memoryview, shapes: Sequence[Shape]) -> list[Bits]:
-    """The masks that were encoded; anything else is a `WireError`."""
+    """The masks that were encoded; any other input raises a `WireError`."""
     rows = Rows.of(tuple(shapes))
     tag = _tag(data, rows)
     if tag in (FEW, GIVEN):
-        raise WireError("the message gives a mask by another one, which is not known here")
+        raise WireError("a mask is encoded relative to another one, which is unknown here")
     return split(_read_alone(tag, data, rows), shapes)
 
 
 def encode_given(masks: Sequence[Bits], known: Sequence[Bits]) -> bytes:
-    """All masks for a receiver that holds `known`; never longer than `encode` makes it."""
+    """Encodes all masks for a receiver that holds `known`; never longer than `encode`."""
     rows = Rows.of(_same_shapes(masks, known))
     new, old = line(masks), line(known)
     ones, grown = places(old), places(new > old)
@@ -97,7 +97,7 @@ def encode_given(masks: Sequence[Bits], known: Sequence[Bits]) -> bytes:
 
 
 def decode_given(data: bytes | memoryview, known: Sequence[Bits]) -> list[Bits]:
-    """The masks from `encode_given`, by a receiver that holds the same `known`."""
+    """The inverse of `encode_given`, given the same `known`."""
     shapes = tuple(mask.shape for mask in known)
     rows = Rows.of(shapes)
     tag = _tag(data, rows)
@@ -121,14 +121,14 @@ def _message(tag: int, body: list[Line]) -> bytes:
 
 
 def _tag(data: bytes | memoryview, rows: Rows) -> int:
-    """How a mask is told, once its length is known to be one that an encoder can have made."""
+    """The tag of an encoded mask; checks that its length is one that an encoder produces."""
     if not len(data):
         raise WireError("the tag of a mask needs 1 byte, but only 0 are left")
     tag, longest = data[0] & 3, size(int(rows.edges[-1]))
     if tag == BITMAP and data[0]:
-        raise WireError(f"a mask has the tag {data[0]}; that of a bitmap is a byte of {BITMAP}")
+        raise WireError(f"a mask has the tag {data[0]}; the tag of a bitmap is the byte {BITMAP}")
     if len(data) - 1 > longest or (tag != BITMAP and len(data) - 1 == longest):
-        raise WireError(f"a mask has {len(data) - 1} bytes where its bitmap has {longest}")
+        raise WireError(f"a mask is encoded in {len(data) - 1} bytes; its bitmap has {longest}")
     return tag
 
 
@@ -158,19 +158,19 @@ def _same_shapes(masks: Sequence[Bits], known: Sequence[Bits]) -> tuple[Shape, .
 
 
 def _given_rows(held: Whole, rows: Rows) -> tuple[Rows, Rows]:
-    """The ones of each row of a known mask as rows, of which so many stand before; its zeros."""
+    """The ones of each row of a known mask as rows, and its zeros; `held` counts ones."""
     ones = np.diff(held)
     return rows.as_long_as(ones), rows.as_long_as(rows.lengths - ones)
 
 
 def _least(bits: Bits, rows: Rows) -> int:
-    """Bits below which no message of a mask alone goes: two for each one, or zero if swapped."""
+    """A lower bound on `encode` in bits: two per one of a row, or per zero if these are fewer."""
     ones = np.diff(before(bits, rows.edges))
     return 2 * int(np.minimum(ones, rows.lengths - ones).sum())
 
 
 def _body(bits: Bits, rows: Rows) -> list[Line]:
-    """The code of a line of bits, which is spoilt: tensors are swapped in place."""
+    """Encodes a bit vector, and modifies it: tensors are swapped in place."""
     if not len(rows.lengths):
         return []
     swapped = [2 * int(np.count_nonzero(bits[span])) > _length(span) for span in rows.spans]
@@ -199,8 +199,8 @@ def _body(bits: Bits, rows: Rows) -> list[Line]:
 
 
 def _length(span: slice) -> int:
-    found: int = span.stop - span.start
-    return found
+    length: int = span.stop - span.start
+    return length
 
 
 def _swap(bits: Bits, rows: Rows, swapped: Sequence[bool]) -> None:
@@ -210,7 +210,7 @@ def _swap(bits: Bits, rows: Rows, swapped: Sequence[bool]) -> None:
 
 
 def _streams(classes: Whole, ends: Whole) -> Iterator[tuple[int, int, int]]:
-    """Each `k` that has any bits, and its first and last row in the order of classes."""
+    """Each `k` with any bits, and its range of rows in the order of classes."""
     cuts = edges(np.bincount(classes, minlength=16)).tolist()
     for k in range(EMPTY - PLAIN):
         first, last = cuts[k + PLAIN], cuts[k + PLAIN + 1]
@@ -219,7 +219,7 @@ def _streams(classes: Whole, ends: Whole) -> Iterator[tuple[int, int, int]]:
 
 
 def _stream(ones: Whole, start: int, end: int, k: int) -> list[Line]:
-    """One class of rows, which fills the line from `start` to `end`, by the places of its ones."""
+    """Encodes the rows of a class, at `start` to `end`, given the positions of their ones."""
     count = len(ones)
     if k == 0:
         bitmap = np.zeros(end - start, np.uint8)
@@ -245,17 +245,17 @@ def _stream(ones: Whole, start: int, end: int, k: int) -> list[Line]:
 
 
 def _whole(count: int, most: int) -> NDArray[np.int32] | Whole:
-    """Room for numbers up to some; the shorter type is twice as fast."""
+    """An uninitialised array for integers up to `most`; int32 is twice as fast as int64."""
     return np.empty(count, np.int32) if most < 1 << 31 else np.empty(count, np.int64)
 
 
 def _finer(count: int, length: int, k: int) -> bool:
-    """Whether to divide by half as much again: saves a third of the zeros, costs 0.6 bits a one."""
+    """Whether to use the divisor with 3: saves a third of the zeros, costs 0.6 bits per one."""
     return 5 * (length - count) > 9 * count << k
 
 
 def _order(length: int, k: int) -> int:
-    """Bits of the usual length of the unary part."""
+    """The order of the code of the unary part's length."""
     return (length >> k).bit_length()
 
 
@@ -312,7 +312,7 @@ def _read_stream(reader: BitReader, length: int, k: int) -> Whole:
 
 
 def _choose(rows: Rows, ones: Whole, same_swap: bool) -> Whole:
-    """The class of each row, by the expected cost of every way to write all tensors."""
+    """The class of each row, by the estimated costs of all layouts of the heads."""
     first, rows_of = rows.groups[:-1], np.diff(rows.groups)
     held, sizes = np.add.reduceat(ones, first), np.add.reduceat(rows.lengths, first)
     count = len(ones)
@@ -342,11 +342,11 @@ def _choose(rows: Rows, ones: Whole, same_swap: bool) -> Whole:
 
 
 def _costs(ones: Whole, lengths: Whole, rows: int) -> Whole:
-    """What each class costs for some ones in so many bits: rows, and then whole streams.
+    """The cost of each class, given numbers of ones and lengths: of rows, then of whole streams.
 
-    The quotients of N gaps that add up to Z are taken to add up to Z / m - N (m - 1) / 2 m, as if
-    all remainders were as likely; so the costs of rows add up to those of their stream. Only a
-    stream divides by half as much again. The last column is that of everything.
+    The quotients of N gaps with sum Z are estimated to have the sum Z / m - N (m - 1) / 2 m, as for
+    uniform remainders, so the costs of rows add up to that of their stream. Only streams use the
+    divisor with 3. The last column is the stream of all rows.
     """
     costs = np.empty((16, len(ones)), np.int64)
     never = _BIT * (int(lengths[-1]) + 1)
@@ -358,7 +358,7 @@ def _costs(ones: Whole, lengths: Whole, rows: int) -> Whole:
     np.multiply(ones, _BIT * _K + _BIT // 2, out=golomb)
     golomb += unary
     saved = unary[:, rows:] // 3 - _BIT * 3 * ones[rows:] // 5
-    golomb[:, rows:] -= np.maximum(saved, 0) - 1  # never for nothing: what is empty is of its class
+    golomb[:, rows:] -= np.maximum(saved, 0) - 1  # never 0: empty rows have their own class
     return costs
 
 
@@ -382,7 +382,7 @@ def _read_heads(reader: BitReader, rows: Rows) -> tuple[Whole, list[bool]]:
     heads = reader.bytes(groups, "classes of tensors").astype(np.int64)
     base, width = heads & 15, heads >> 4 & 7
     if (width >= _WIDTHS).any():
-        raise WireError(f"a mask tells classes of rows by {width.max()} bits; 4 are enough")
+        raise WireError(f"a mask encodes row classes in {width.max()} bits; the maximum is 4")
     steps = np.zeros(len(rows.lengths), np.int64)
     for bits in range(1, _WIDTHS):
         chosen = np.flatnonzero(width[rows.owners] == bits)
@@ -393,7 +393,7 @@ def _read_heads(reader: BitReader, rows: Rows) -> tuple[Whole, list[bool]]:
     least = np.minimum.reduceat(steps, rows.groups[:-1])
     most = np.maximum.reduceat(steps, rows.groups[:-1])
     if least.any() or (_NEEDED[most] != width).any():
-        raise WireError("a mask tells classes of rows by more bits than they need")
+        raise WireError("a mask encodes row classes in more bits than they need")
     if heads.min() == heads.max() and not width.any():
-        raise WireError("a mask tells the class of each tensor where one is enough")
+        raise WireError("a mask encodes a class for each tensor where one suffices")
     return classes, (heads > 127).tolist()

@@ -1,4 +1,4 @@
-"""Masks as rows: the weights into one neuron or filter are a row, and rows differ in density."""
+"""Rows of masks: the input weights of a neuron or filter; rows differ in density."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gossamer.wire.masks.bits import Bits, Whole
 Shape: TypeAlias = tuple[int, ...]
 
 SHORTEST = 8
-"""Rows with fewer bits than this are not worth a word each: their tensor is one row."""
+"""The minimum row length in bits; a tensor with shorter rows is a single row."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How one long line of bits is cut into rows, and the rows into groups (tensors)."""
+    """The division of a bit vector into rows, and of the rows into groups (tensors)."""
 
     lengths: Whole
-    """Bits in each row."""
+    """The length of each row in bits."""
     groups: Whole
-    """The first row of each group, and the number of rows."""
+    """The first row of each group, then the number of rows."""
 
     @staticmethod
     @lru_cache(maxsize=16)
     def of(shapes: tuple[Shape, ...]) -> Rows:
-        """The rows of tensors of some shapes; tensors without any bit are left out."""
+        """The rows of tensors of these shapes; empty tensors are omitted."""
         views = [view(shape) for shape in shapes if math.prod(shape)]
         lengths = [np.full(rows, length, np.int64) for rows, length in views]
         return Rows(np.concatenate([*lengths, np.empty(0, np.int64)]), edges([*map(len, lengths)]))
 
     def as_long_as(self, lengths: Whole) -> Rows:
-        """The same rows with other numbers of bits; groups without any are left out."""
+        """The same rows with other lengths; empty groups are omitted."""
         if not len(lengths):
             return self
         present = np.add.reduceat(lengths, self.groups[:-1]) > 0
@@ -49,7 +49,7 @@ class Rows:
 
     @cached_property
     def edges(self) -> Whole:
-        """Where each row begins, and where the last one ends."""
+        """The offset of each row, then the end of the last one."""
         return edges(self.lengths)
 
     @cached_property
@@ -59,20 +59,20 @@ class Rows:
 
     @cached_property
     def spans(self) -> list[slice]:
-        """The bits of each group."""
+        """The range of bits of each group."""
         ends = self.edges[self.groups].tolist()
         return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def edges(lengths: Whole | Sequence[int]) -> Whole:
-    """Running sums, from zero."""
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    """Cumulative sums, starting at zero."""
+    sums = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=sums[1:])
+    return sums
 
 
 def view(shape: Shape) -> tuple[int, int]:
-    """Rows of a tensor and bits in each; tensors of few dimensions or short rows are one row."""
+    """Number and length of a tensor's rows; one row if it is a vector or has short rows."""
     total = math.prod(shape)
     if len(shape) < 2 or total < SHORTEST * shape[0] or total == 0:
         return 1, total
@@ -80,20 +80,20 @@ def view(shape: Shape) -> tuple[int, int]:
 
 
 def line(masks: Sequence[Bits]) -> Bits:
-    """All masks in one new line of bits."""
+    """All masks as one new bit vector."""
     for index, mask in enumerate(masks):
         if mask.dtype != np.bool_:
-            raise TypeError(f"mask {index} is of {mask.dtype}; masks are of bool")
+            raise TypeError(f"mask {index} has dtype {mask.dtype}; masks have dtype bool")
     return np.concatenate([*(mask.reshape(-1) for mask in masks), np.empty(0, np.bool_)])
 
 
 def split(bits: Bits, shapes: Sequence[Shape]) -> list[Bits]:
-    """The masks of a line of bits; they share its memory."""
+    """Splits a bit vector into masks, which share its memory."""
     ends = edges([math.prod(shape) for shape in shapes]).tolist()
     pairs = zip(shapes, pairwise(ends), strict=True)
     return [bits[start:end].reshape(shape) for shape, (start, end) in pairs]
 
 
 def counts(ones: NDArray[np.int64], cuts: Whole) -> Whole:
-    """How many of the sorted positions lie between each two cuts."""
+    """The number of sorted positions between each two consecutive cuts."""
     return np.diff(np.searchsorted(ones, cuts))

@@ -1,1 +1,1 @@
-"""Codecs of numbers: floating-point values as they are, as halves, or compressed."""
+"""Codecs of floating-point values: raw, half precision, or compressed."""

@@ -1,4 +1,4 @@
-"""Floating-point values as bytes: as they are, as scaled halves, or shuffled and compressed."""
+"""Codecs of floating-point values: raw, scaled half precision, or shuffled and compressed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from gossamer.wire.errors import WireError
 
 _TOP = 14
-"""Halves are scaled so that the largest lies just below 2 ** 14, far from where they end."""
+"""Halves are scaled so that the largest is just below 2 ** 14, well within float16's range."""
 _LEVEL = 1
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor, in order, little-endian; where they are, if they lie so."""
+    """The elements of a tensor as little-endian bytes; without a copy if it is contiguous."""
     flat = tensor.detach().cpu().contiguous()
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
@@ -26,14 +26,14 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def from_raw(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """The tensor whose numbers were written by `raw`."""
+    """The inverse of `raw`."""
     if not len(data):
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
 
 def halves(tensor: Tensor, reference: Tensor | None) -> tuple[int, memoryview]:
-    """A power of two, and the numbers (less the reference, if any) divided by it, as float16."""
+    """An exponent, and the numbers (minus the reference, if any) scaled by it, as float16."""
     values = tensor.detach().cpu().to(torch.float32)
     if reference is not None:
         values = values - reference
@@ -47,21 +47,21 @@ def halves(tensor: Tensor, reference: Tensor | None) -> tuple[int, memoryview]:
 def from_halves(
     data: memoryview, exponent: int, shape: Sequence[int], reference: Tensor | None
 ) -> Tensor:
-    """The tensor that `halves` wrote, rounded."""
+    """The inverse of `halves`, up to rounding."""
     values = from_raw(data, torch.float16, shape).to(torch.float32)
     values.ldexp_(torch.tensor(exponent - _TOP))
     return values if reference is None else values.add_(reference)
 
 
 def squeeze(data: bytes, width: int) -> bytes:
-    """Bytes of numbers `width` bytes wide, compressed by place; empty if that is no gain."""
+    """Byte-shuffles and compresses numbers of `width` bytes; empty if that is not smaller."""
     places = np.frombuffer(data, np.uint8).reshape(-1, width).T
-    found: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(places.tobytes())
-    return found if len(found) < len(data) else b""
+    packed: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(places.tobytes())
+    return packed if len(packed) < len(data) else b""
 
 
 def unsqueeze(data: memoryview, width: int, size: int) -> memoryview:
-    """The `size` bytes that were compressed; anything that claims another size is refused."""
+    """The inverse of `squeeze`; a frame that does not hold `size` bytes is rejected."""
     zstandard = _zstandard()
     try:
         parameters = zstandard.get_frame_parameters(bytes(data[:18]))
@@ -69,7 +69,7 @@ def unsqueeze(data: memoryview, width: int, size: int) -> memoryview:
             raise WireError(
                 f"compressed values claim {parameters.content_size} bytes, {size} are expected"
             )
-        # A frame may ask for a window; ours never need more than their content.
+        # A frame may request a window; ours never need one larger than their content.
         expander = zstandard.ZstdDecompressor(max_window_size=max(1 << 20, 2 * size))
         plain = expander.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as damage:
