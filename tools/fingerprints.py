@@ -89,7 +89,7 @@ def _others(setting: fields.Setting) -> list[Any]:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Prints what differs; returns how many lines do in more than their states."""
+    """Prints what differs; returns how many lines are gone, or differ in more than their states."""
     changed = regrouped = missing = 0
     for key, old in before.items():
         method, rest = key.split(" ", 1)
@@ -103,7 +103,7 @@ def compare(before: dict[str, str], after: dict[str, str]) -> int:
         elif old != new:
             regrouped += 1
     print(f"{len(before)} before: {changed} changed, {missing} missing, {regrouped} regrouped")
-    return changed
+    return changed + missing
 
 
 def _without_state(line: str) -> str:

@@ -69,6 +69,11 @@ def test_the_refusal_names_the_entry(gossamer: Command, command: str, answer: st
     assert len(found.err.splitlines()) == 1
 
 
+def test_the_refusal_repeats_the_settings_of_a_preset(gossamer: Command) -> None:
+    found = gossamer("run", "fedspa-static", "--own-start")
+    assert "use gossamer run fedspa-variants --no-search --own-start" in found.err
+
+
 def test_every_option_of_a_variants_entry_is_found_from_its_method() -> None:
     """NAME-variants is suggested for all of its options that NAME does not have."""
     for entry in PUBLISHED:

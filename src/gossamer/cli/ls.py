@@ -20,6 +20,8 @@ OWN = {
     "folder:FOLDER": "images in one folder per class",
 }
 """Data that are generated or the user's, which `gossamer data` does not list."""
+SHOWN = 5
+"""Settings of an entry that are listed, at most."""
 
 
 def ls(arguments: Sequence[str]) -> int:
@@ -57,17 +59,36 @@ def ls(arguments: Sequence[str]) -> int:
 
 
 def summary(method: object) -> str:
-    """One line about a method; about a preset, the settings that differ from its class."""
-    kind = type(method)
+    """One line about a method: what it is; of a preset, its purpose or how it differs."""
+    kind, module = type(method), inspect.getmodule(type(method))
     usual = {item.name: item.default for item in fields.settings(kind())}
     changed = [
         f"{fields.flag(item.name)} {item.default}"
         for item in fields.settings(method)
         if item.default != usual[item.name]
     ]
-    if changed:
-        return f"{kind.__name__} with {', '.join(changed)}"
-    return _first_line(inspect.getmodule(kind) or kind)
+    if not changed:
+        return _first_line(module or kind)
+    presets = inspect.getmembers(module, inspect.isfunction)
+    for _, preset in presets:
+        made = not inspect.signature(preset).parameters and preset.__module__ == kind.__module__
+        if made and preset() == method and preset.__doc__:
+            return _first_line(preset)
+    return f"{kind.__name__} with {_listed(changed)}"
+
+
+def readings(name: str, method: object) -> str:
+    """The options of a variants entry that its method lacks."""
+    family = name.removesuffix("-variants")
+    pure = ALGORITHMS.get(family, getattr(method, "pure", None))
+    known = {item.name for item in fields.settings(pure)} if pure else set()
+    flags = [f"--{fields.flag(item.name)}" for item in fields.settings(method)]
+    return _listed([flag for flag in flags if flag[2:].replace("-", "_") not in known])
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more
 
 
 def _published() -> dict[str, dict[str, str]]:
@@ -75,7 +96,7 @@ def _published() -> dict[str, dict[str, str]]:
     titles = {False: "published codes", True: "variants: alternative readings as options"}
     return {
         title: {
-            name: summary(method)
+            name: readings(name, method) if variants else summary(method)
             for name, method in PUBLISHED.items()
             if name.endswith("-variants") == variants
         }

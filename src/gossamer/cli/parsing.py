@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from gossamer import fields
 from gossamer.config import nearest, variants_with
 from gossamer.core import AnyMethod
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, PUBLISHED
 
 REFUSED = 2
 """Exit code of a command whose input was refused before any work."""
@@ -80,18 +80,19 @@ def option_of_variants(method: str, command: str) -> Callable[[Sequence[str]], s
         if entry is None:
             return None
         value = [word for word in unknown[1:2] if not word.startswith("--")]
-        preset = _differing(METHODS[method], METHODS[entry])
+        preset = _preset(METHODS[method], PUBLISHED[entry])
         use = shlex.join(["gossamer", command, entry, *preset, unknown[0], *value])
         return f"{flag} is an option of {entry}; use {use}"
 
     return explain
 
 
-def _differing(method: AnyMethod, entry: AnyMethod) -> Iterator[str]:
-    """The options with which an entry has the settings of a method, such as a preset."""
-    defaults = {item.name: item.default for item in fields.settings(entry)}
+def _preset(method: AnyMethod, entry: AnyMethod) -> Iterator[str]:
+    """The options of an entry that repeat the settings of a preset."""
+    usual = {item.name: item.default for item in fields.settings(type(method)())}
+    known = {item.name for item in fields.settings(entry)}
     for item in fields.settings(method):
-        if item.name not in defaults or defaults[item.name] == item.default:
+        if item.name not in known or usual[item.name] == item.default:
             continue
         name = fields.flag(item.name)
         if isinstance(item.default, bool):

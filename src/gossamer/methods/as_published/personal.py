@@ -2,7 +2,7 @@
 
 The released codes of Sub-FedAvg and LotteryFL let clients decide on test data (`validate_on`), and
 LotteryFL's prunes whole steps (`overshoot`). FedSpa's paper leaves open whether clients begin with
-the same mask (`own_start`) and what a missing weight counts for in the mean (`averaging`).
+the same mask (`own_start`) and how the mean treats a missing weight (`averaging`).
 """
 
 from __future__ import annotations
