@@ -5,7 +5,8 @@
     python tools/lines.py --count DIR  # counts another source tree, as CSV
 
 `own` is a method's file; `read` is that file and every module of `methods/` that it imports,
-directly or indirectly. The counts of version 0.1 are in results/lines-0.1.csv, made by this script.
+directly or indirectly, with the mathematics of gates, groups and sub-models that one family uses.
+The counts of version 0.1 are in results/lines-0.1.csv, made by this script.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ SOURCE = ROOT / "src" / "gossamer"
 BEFORE = ROOT / "results" / "lines-0.1.csv"
 PAGE = ROOT / "docs" / "architecture.md"
 START, END = "<!-- lines -->", "<!-- /lines -->"
-PACKAGE = "gossamer.methods"
+BESIDE = (
+    *("masks/importance.py", "sparsity/importance.py"),
+    *("gates.py", "sparsity/hard_concrete.py", "sparsity/gated_training.py", "sparsity/groups.py"),
+    *("sparsity/grouping.py", "sparsity/budgets.py", "sparsity/adjustment.py"),
+    *("submodels/compaction.py", "submodels/behind.py", "submodels/dropping.py"),
+)
+"""Modules outside of `methods/` that belong to one family, in 0.1 and now."""
 
 
 def lines(path: Path) -> int:
@@ -30,23 +37,28 @@ def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def imported(path: Path, methods: Path) -> set[Path]:
-    """The modules of `methods/` that a file imports."""
-    found = set()
+def imported(path: Path, source: Path) -> set[Path]:
+    """The modules of `methods/`, and those beside it, that a file imports."""
+    places = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            folder = methods.joinpath(*(node.module or "").split(".")[2:])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gossamer"):
+            folder = source.joinpath(*(node.module or "").split(".")[1:])
             names = [folder, *(folder / alias.name for alias in node.names)]
-            found |= {place.with_suffix(".py") for place in names}
-    return {each for each in found if each.is_file()}
+            places |= {place.with_suffix(".py") for place in names}
+    beside = {source / name for name in BESIDE}
+    return {
+        each
+        for each in places
+        if each.is_file() and (source / "methods" in each.parents or each in beside)
+    }
 
 
-def closure(path: Path, methods: Path) -> set[Path]:
-    """A file and all modules of `methods/` behind it."""
+def closure(path: Path, source: Path) -> set[Path]:
+    """A file and all modules behind it."""
     known, new = set(), {path}
     while new:
         known |= new
-        new = {each for one in new for each in imported(one, methods)} - known
+        new = {each for one in new for each in imported(one, source)} - known
     return known
 
 
@@ -54,7 +66,7 @@ def count(source: Path) -> dict[str, tuple[int, int, int]]:
     """Own lines, lines to read and files to read of every module directly in `methods/`."""
     methods, found = source / "methods", {}
     for path in sorted(methods.glob("[!_]*.py")):
-        files = closure(path, methods)
+        files = closure(path, source)
         found[path.stem] = (lines(path), sum(map(lines, files)), len(files))
     return found
 
@@ -65,6 +77,7 @@ def totals(source: Path) -> dict[str, int]:
     folders = {name: methods / name for name in ("parts", "as_published")}
     found = {"algorithms": sum(map(lines, methods.glob("*.py")))}
     found |= {name: sum(map(lines, place.glob("*.py"))) for name, place in folders.items()}
+    found["beside"] = sum(lines(source / name) for name in BESIDE if (source / name).is_file())
     found["median of methods"] = int(median(lines(p) for p in methods.glob("[!_]*.py")))
     found["median of all files"] = int(median(lines(p) for p in source.rglob("*.py")))
     return found
@@ -86,6 +99,8 @@ def table() -> str:
     pairs = {
         "algorithms and parts": whole,
         "with authors' codes and variants": whole + now["as_published"],
+        "algorithms, parts, and mathematics of one family beside them": whole + now["beside"],
+        "all of these": whole + now["beside"] + now["as_published"],
         "median of `methods/*.py`": now["median of methods"],
         "median file of `src/`": now["median of all files"],
     }
@@ -113,6 +128,9 @@ def main() -> None:
         whole = now["algorithms"] + now["parts"]
         writer.writerow(["algorithms and parts", whole])
         writer.writerow(["with authors' codes and variants", whole + now["as_published"]])
+        both = whole + now["beside"]
+        writer.writerow(["algorithms, parts, and mathematics of one family beside them", both])
+        writer.writerow(["all of these", both + now["as_published"]])
         writer.writerow(["median of `methods/*.py`", now["median of methods"]])
         writer.writerow(["median file of `src/`", now["median of all files"]])
     elif arguments.print:
