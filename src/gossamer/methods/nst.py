@@ -4,7 +4,7 @@ The naive way to sparse federated learning that FLASH starts from and, with a si
 holds all data, ordinary sparse training of one model.
 
 Babakniya, Kundu, Prakash, Niu, Avestimehr: Revisiting sparsity hunting in federated learning: why
-does sparsity consensus matter? TMLR 2023. https://openreview.net/forum?id=iHyhdpsnyi
+does sparsity consensus matter? TMLR 2023. https://openreview.net/forum?id=iHyhdpsnyi (section 3)
 """
 
 from __future__ import annotations
