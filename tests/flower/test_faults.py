@@ -82,7 +82,7 @@ def body(answer: Message | None, data: bytes) -> Message:
             "step",
             "Oops",
         ),
-        (lambda answer: body(answer, b"garbage, garbage"), "wire", "WireError: the message has version"),
+        (lambda answer: body(answer, b"garbage, garbage"), "wire", "the message has version"),
         (lambda answer: body(answer, b""), "wire", "shorter than its header"),
     ],
 )
