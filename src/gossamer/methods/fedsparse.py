@@ -25,7 +25,7 @@ from gossamer import core, merge, optim, sparsity
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
-from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
+from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel, statistics
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
 from gossamer.sparsity.grouping import Grouping
@@ -239,8 +239,7 @@ def send(ctx: Ctx, groups: Groups, params: Params, kept: Masks, bn: BatchNorm) -
     """The weights of the groups that are kept, and all tensors without gates."""
     layout = ctx.task.layout
     dense = {name: params[name] for name in layout.parameters if name not in groups.names}
-    buffers = {name: params[name] for name in layout.buffers} if bn == "running" else {}
-    return SparseModel(groups.pack(params, kept), dense, buffers)
+    return SparseModel(groups.pack(params, kept), dense, statistics(ctx, params, bn))
 
 
 def receive(ctx: Ctx, groups: Groups, model: SparseModel, kept: Masks) -> Params:

@@ -33,10 +33,6 @@ class FedDropVariants:
     )
 
     @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
     def accounting(self) -> Accounting:
         return self.pure.accounting
 

@@ -78,10 +78,6 @@ class FedSparseVariants:
     )
 
     @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
     def bn(self) -> BatchNorm:
         return self.pure.bn
 

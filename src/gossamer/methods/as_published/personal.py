@@ -53,10 +53,6 @@ class SubFedAvgVariants:
     )
 
     @property
-    def clients(self) -> int:
-        return self.pure.clients
-
-    @property
     def accounting(self) -> Accounting:
         return self.pure.accounting
 
@@ -104,10 +100,6 @@ class LotteryFLVariants:
     pure: LotteryFL = LotteryFL()
     overshoot: bool = option(False, "prune whole steps while above the density, and end below it")
     validate_on: Split = option("valid", SPLIT_HELP)
-
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
 
     @property
     def accounting(self) -> Accounting:
@@ -162,10 +154,6 @@ class FedSpaVariants:
     averaging: Averaging = option(
         "fedavg", "mean change over all clients, or over those with a weight"
     )
-
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
 
     @property
     def accounting(self) -> Accounting:

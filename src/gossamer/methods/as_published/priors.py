@@ -38,10 +38,6 @@ class LaplaceVariants:
         "sent", "a client's own model: what it sent last, or the server's"
     )
 
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
-
     def init(self, ctx: Ctx) -> laplace.Server:
         return self.pure.init(ctx)
 
@@ -116,10 +112,6 @@ class MixtureVariants:
     personal_model: Literal["sent", "best", "global"] = option(
         "sent", "a client's own model: what it sent last, the server's of least loss, or all"
     )
-
-    @property
-    def clients(self) -> int:
-        return self.pure.clients
 
     def init(self, ctx: Ctx) -> mixture.Server:
         return self.pure.init(ctx)

@@ -41,8 +41,13 @@ def send(ctx: Ctx, params: Params, masks: Masks, bn: BatchNorm = "running") -> S
     return SparseModel(
         pack({name: params[name] for name in masks}, masks),
         {name: params[name] for name in layout.dense},
-        {name: params[name] for name in layout.buffers} if bn == "running" else {},
+        statistics(ctx, params, bn),
     )
+
+
+def statistics(ctx: Ctx, params: Params, bn: BatchNorm) -> Params:
+    """Running statistics, if they are averaged."""
+    return {name: params[name] for name in ctx.task.layout.buffers} if bn == "running" else {}
 
 
 def receive(ctx: Ctx, model: SparseModel, masks: Masks) -> Params:
