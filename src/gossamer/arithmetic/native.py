@@ -124,6 +124,9 @@ class Native:
                     grads[name].mul_(mask)
         for name in self.plan.batch_norms:
             increment_version(params[name])
+        for name, grad in grads.items():
+            if grad.stride() != params[name].stride():  # optimisers pair elements by address
+                grads[name] = torch.empty_like(params[name]).copy_(grad)
         return call.loss, grads
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:

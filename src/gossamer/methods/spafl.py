@@ -61,6 +61,12 @@ class Work:
     velocity: Tensor | None = None  # of the thresholds
     resets: int = 0
 
+    @property
+    def params(self) -> Params:
+        """All weights: trained ones, and pruned ones, which keep their values."""
+        now, masks = self.model.params, self.model.masks.items()
+        return now | {n: torch.where(mask, now[n], self.weights[n]) for n, mask in masks}
+
 
 @dataclass(frozen=True)
 class SpaFL:
@@ -163,7 +169,7 @@ class SpaFL:
             "resets": float(work.resets),
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }
-        local = Local({**model.params, **work.weights}, work.known)
+        local = Local(work.params, work.known)
         return Result(Up(work.thresholds), local, model.start, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
@@ -188,9 +194,9 @@ class SpaFL:
 
 def settle(work: Work) -> None:
     """Takes over what was trained; weights stay within [-1, 1]."""
-    for name, mask in work.model.masks.items():
-        trained = torch.where(mask, work.model.params[name], work.weights[name])
-        work.weights[name].copy_(trained).clamp_(-1, 1)
+    params = work.params
+    for name, weight in work.weights.items():
+        weight.copy_(params[name]).clamp_(-1, 1)
 
 
 def check_epochs(training: Training) -> None:
