@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gossamer.arithmetic.plan import Layer, Plan
+if TYPE_CHECKING:
+    from gossamer.arithmetic.plan import Layer, Plan
 
 Arithmetic = Literal["auto", "torch", "native"]
 """`auto` follows the rule, the others override it."""
@@ -28,7 +29,12 @@ SMALL = 40e6
 
 def sparse(layer: Layer, density: float, batch: int) -> bool:
     """Whether a layer is computed at its non-zeros only."""
-    if layer.convolution:
+    return sparse_kind(layer.convolution, density, batch)
+
+
+def sparse_kind(convolution: bool, density: float, batch: int) -> bool:
+    """The same for a convolution, or for a linear layer."""
+    if convolution:
         return density <= CONVOLUTION
     return density <= next(
         LINEAR[least] for least in sorted(LINEAR, reverse=True) if batch >= least
