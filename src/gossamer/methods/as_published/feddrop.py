@@ -6,17 +6,18 @@ sub-model, whom a weight is averaged over, or what a client's own model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Method, Params, Result
+from gossamer.core import Client, Ctx, Exchange, Job, Result
 from gossamer.fields import option
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.feddrop import Down, FedDrop, Local, Server, Work
 from gossamer.methods.parts.dense_model import Up
 
 
+@variants_of(FedDrop)
 @dataclass(frozen=True)
 class FedDropVariants:
     pure: FedDrop = FedDrop()
@@ -32,18 +33,6 @@ class FedDropVariants:
         "a client's own: its last reply in the model it was cut from or the current, or none",
     )
 
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
-    # server ---------------------------------------------------------------------------------------
-
-    def init(self, ctx: Ctx) -> Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         if self.sub_models == "different":
             return self.pure.down(ctx, state, client)
@@ -55,29 +44,15 @@ class FedDropVariants:
         merged = self.pure.merge_over(ctx, state, exchanges, names)
         return merged if self.personal_model == "sent" else replace(merged, seen={}, past={})
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         job = self.pure.begin(ctx, down, local)
         if not self.rescale:
             job.work.scale = {}
         return job
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return self.pure.step(ctx, work, batch)
-
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = self.pure.finish(ctx, work)
         return done if self.personal_model != "global" else replace(done, local=None)
 
-    # anyone ---------------------------------------------------------------------------------------
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
-
-
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"feddrop-variants": FedDropVariants()}
+ENTRIES: dict[str, Any] = {"feddrop-variants": FedDropVariants()}

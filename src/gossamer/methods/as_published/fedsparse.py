@@ -7,7 +7,7 @@ divided by the client's examples, or what becomes of biases and moments of prune
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count, tee
 from typing import Any, Literal
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.core import Batch, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedsparse
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.fedsparse import THRESHOLDS, Down, FedSparse, Server, Up
-from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.gated_training import Drawn, Work
 from gossamer.sparsity.hard_concrete import HardConcrete
@@ -43,6 +44,7 @@ class Local:
     steps: int
 
 
+@variants_of(FedSparse)
 @dataclass(frozen=True)
 class FedSparseVariants:
     pure: FedSparse = FedSparse()
@@ -77,10 +79,6 @@ class FedSparseVariants:
         "open", "weights of the evaluated model: as they are, or times their probability"
     )
 
-    @property
-    def bn(self) -> BatchNorm:
-        return self.pure.bn
-
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
@@ -98,12 +96,6 @@ class FedSparseVariants:
                 "refuses; use --gate-sample batch or a model without it"
             )
         return self.prune(ctx, self.pure.init(ctx))
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         start = state
@@ -166,10 +158,6 @@ class FedSparseVariants:
         if self.dead_moments == "drop":
             return pruned
         return replace(pruned, moments=state.moments, first=state.first, second=state.second)
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
 
     # client ---------------------------------------------------------------------------------------
 
@@ -245,9 +233,6 @@ class FedSparseVariants:
         shares = groups.spread(theta, state.params)
         return {**state.params, **{n: state.params[n] * share for n, share in shares.items()}}
 
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        return self.pure.measures(ctx, state)
-
 
 def mean_of_open(old: Tensor, change: Tensor, opened: Tensor) -> Tensor:
     """The mean over clients that have a weight open (eq. 10); the old one if none has.
@@ -264,4 +249,4 @@ def one_example(batch: Batch, index: int) -> Batch:
     return replace(batch, x=batch.x[only], y=batch.y[only], key=key)
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"fedsparse-variants": FedSparseVariants()}
+ENTRIES: dict[str, Any] = {"fedsparse-variants": FedSparseVariants()}

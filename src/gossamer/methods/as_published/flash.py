@@ -10,22 +10,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gossamer import core, merge, sparsity
-from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Job,
-    Key,
-    Masks,
-    Measures,
-    Method,
-    Params,
-    Result,
-)
+from gossamer.core import Batch, Client, Ctx, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import flash, nst
 from gossamer.methods.as_published import mask_learning
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.mask_learning import Learning, Work
 from gossamer.methods.flash import Down, Exchanges, Flash, Nested, Train, Up, jmwst, pdst
 from gossamer.methods.nst import NST
@@ -50,6 +39,7 @@ class Server:
     mean_jaccard: float
 
 
+@variants_of(Flash)
 @dataclass(frozen=True)
 class FlashVariants:
     pure: Flash = Flash()
@@ -72,10 +62,6 @@ class FlashVariants:
     eval_model: Literal["masked", "union"] = option(
         "masked", "evaluate the sparse model, or the mean that it is cut from"
     )
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
 
     # server ---------------------------------------------------------------------------------------
 
@@ -153,10 +139,6 @@ class FlashVariants:
             union_density=float(sparsity.density(average.owned)),
             mean_jaccard=average.mean_jaccard,
         )
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
 
     # client ---------------------------------------------------------------------------------------
 
@@ -249,27 +231,18 @@ class FlashVariants:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
 
 
+@variants_of(NST)
 @dataclass(frozen=True)
 class NSTVariants:
     pure: NST = NST()
     learning: Learning = Learning()
     bernoulli: bool = option(False, "draw each weight of a mask independently; counts then vary")
 
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
     def init(self, ctx: Ctx) -> nst.Server:
         self.learning.check(self.pure.training, self.pure.prune_rate)
         self.pure.init(ctx)
         first = self.first_masks(ctx)
         return nst.Server(sparsity.masked(ctx.task.init(ctx.common.fold("init")), first), first)
-
-    def cohort(self, ctx: Ctx, state: nst.Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: nst.Server, client: Client) -> nst.Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: nst.Server, exchanges: nst.Exchanges) -> nst.Server:
         first, pure = self.first_masks(ctx), self.pure
@@ -283,10 +256,6 @@ class NSTVariants:
         if not average.params:
             return state
         return nst.Server({**state.params, **average.params}, average.owned, average.mean_jaccard)
-
-    def replies(self, ctx: Ctx, down: nst.Down) -> Sequence[Update]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
 
     def begin(self, ctx: Ctx, down: nst.Down, local: Local | None) -> Job[Work]:
         job = self.pure.begin(ctx, down, local or Local(self.first_masks(ctx)))
@@ -302,13 +271,6 @@ class NSTVariants:
     def finish(self, ctx: Ctx, work: Work) -> Result[Update, Local]:
         result = self.pure.finish(ctx, nst.Work(work.model, work.base))
         return replace(result, trained=mask_learning.trained(self.learning, work))
-
-    def model(self, ctx: Ctx, state: nst.Server, local: Local | None) -> Params:
-        return state.params
-
-    def measures(self, ctx: Ctx, state: nst.Server) -> Measures:
-        """As the pure method has them."""
-        return self.pure.measures(ctx, state)
 
     def first_masks(self, ctx: Ctx) -> Masks:
         """The masks that everybody begins with, known to all from the seed."""
@@ -361,7 +323,7 @@ def released(method: Flash) -> FlashVariants:
     )
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "flash-variants": FlashVariants(),
     "nst-variants": NSTVariants(),
     "nst-code": NSTVariants(NST(training=RELEASED, weighting="uniform"), LOOSE, bernoulli=True),

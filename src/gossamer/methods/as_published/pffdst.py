@@ -17,10 +17,11 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import pffdst
 from gossamer.methods.as_published import mask_learning
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
@@ -75,6 +76,7 @@ class Work:
     score: float | None
 
 
+@variants_of(PFFDST)
 @dataclass(frozen=True)
 class PFFDSTVariants:
     clients: int = option(20, "clients per round", least=1)
@@ -223,9 +225,6 @@ class PFFDSTVariants:
 
     # anyone ---------------------------------------------------------------------------------------
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return state.params
-
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks, the density of the frozen part, and how far apart the masks of clients are."""
         return self.pure.measures(ctx, state.shared)
@@ -329,7 +328,7 @@ def released() -> PFFDSTVariants:
     return replace(code, phases=replace(code.phases, until=0.5, readjust_second=False))
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "pffdst-variants": PFFDSTVariants(),
     "pffdst-code": code_parity(PFFDSTVariants()),
     "pffdst-release": released(),
