@@ -20,10 +20,23 @@ from gossamer.methods.flash import Down, Exchanges, Flash, Nested, Train, Up, jm
 from gossamer.methods.nst import NST
 from gossamer.methods.parts import held_versions, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import Local
-from gossamer.methods.parts.mask_learning import SCHEDULE, Update, receive_update
+from gossamer.methods.parts.mask_learning import Update, receive_update
 from gossamer.methods.parts.sensitivity_probe import Probe
+from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Densities, Rounding, Saturate
 from gossamer.wire import Drawn, Revision, WireError
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The rounds that the schedule of the learning rate spans."""
+
+    lr_horizon: int = option(0, "rounds that the schedule spans; 0: all", least=0)
+    lr_lag: int = option(0, "rounds before the schedule starts", least=0)
+
+    def rate(self, training: Training, ctx: Ctx) -> float:
+        rounds = self.lr_horizon or ctx.rounds
+        return training.rate(replace(ctx, round=max(ctx.round - self.lr_lag, 1), rounds=rounds))
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Server:
 class FlashVariants:
     pure: Flash = Flash()
     learning: Learning = Learning()
+    horizon: Horizon = Horizon()
     saturate: Saturate = option(
         "waterfill", "how the excess density of a saturated layer is redistributed in mask rounds"
     )
@@ -150,6 +164,8 @@ class FlashVariants:
             job = pure.begin(ctx, Train(down.model, Revision(masks), None), None)
         else:
             job = pure.begin(ctx, down, local)
+        if not probe:
+            job.work.rate = self.horizon.rate(pure.training, pure.stage_2(ctx))
         work = Work(job.work, probe or pure.moves(ctx), probe)
         work.intended = intended(ctx, pure.density if down.budget is None else down.budget)
         return Job(work, job.epochs, job.batch)
@@ -236,6 +252,7 @@ class FlashVariants:
 class NSTVariants:
     pure: NST = NST()
     learning: Learning = Learning()
+    horizon: Horizon = Horizon()
     bernoulli: bool = option(False, "draw each weight of a mask independently; counts then vary")
 
     def init(self, ctx: Ctx) -> nst.Server:
@@ -260,6 +277,7 @@ class NSTVariants:
     def begin(self, ctx: Ctx, down: nst.Down, local: Local | None) -> Job[Work]:
         job = self.pure.begin(ctx, down, local or Local(self.first_masks(ctx)))
         work = Work(job.work.model, moves=True, base=job.work.base)
+        work.model.rate = self.horizon.rate(self.pure.training, ctx)
         work.intended = intended(ctx, self.pure.density)
         return Job(work, job.epochs, job.batch)
 
@@ -304,15 +322,16 @@ def layers(names: Sequence[str], entries: str) -> list[str]:
     return selected
 
 
-RELEASED = replace(SCHEDULE, lr_horizon=1000, lr_lag=1)
 LOOSE = Learning(exact=False, growth="bernoulli")
+LATE = Horizon(lr_horizon=1000, lr_lag=1)
 
 
 def released(method: Flash) -> FlashVariants:
     """FLASH as the released code runs it."""
     return FlashVariants(
-        replace(method, training=RELEASED, weighting="uniform"),
+        replace(method, weighting="uniform"),
         LOOSE,
+        LATE,
         saturate="cap-ratio",
         rounding="floor",
         bernoulli=True,
@@ -326,7 +345,7 @@ def released(method: Flash) -> FlashVariants:
 ENTRIES: dict[str, Any] = {
     "flash-variants": FlashVariants(),
     "nst-variants": NSTVariants(),
-    "nst-code": NSTVariants(NST(training=RELEASED, weighting="uniform"), LOOSE, bernoulli=True),
+    "nst-code": NSTVariants(NST(weighting="uniform"), LOOSE, LATE, bernoulli=True),
     "pdst-code": released(pdst()),
     "spdst-code": released(Flash()),
     "jmwst-code": released(jmwst()),
