@@ -1,8 +1,9 @@
 """FedSparse with the other readings of its paper, as options.
 
 The paper gives the drift two factors (eqs. 9 and 31) and the server two steps (eqs. 10 and 12). It
-does not say how the relaxed gate follows from its probability, what a group pays, whether terms are
-divided by the client's examples, or what becomes of biases and moments of pruned groups.
+does not say which groups linear layers have, how the relaxed gate follows from its probability,
+what a group pays, whether terms are divided by the client's examples, or what becomes of biases and
+moments of pruned groups.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from gossamer.methods.fedsparse import THRESHOLDS, Down, FedSparse, Server, Up
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.gated_training import Drawn, Work
+from gossamer.sparsity.grouping import GRANULARITY_HELP, Granularity, gated, head
+from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import HardConcrete
 from gossamer.submodels.behind import behind, pruned_beside
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed
 
 LEAST_SHARE = 1e-6
@@ -44,10 +48,35 @@ class Local:
     steps: int
 
 
+@dataclass(frozen=True)
+class OtherGates:
+    """Which weights share a gate, in every reading."""
+
+    granularity: Granularity = option("groups", GRANULARITY_HELP)
+    linear_axis: Literal["out", "in"] = option(
+        "out", "gates of linear layers: on their outputs, or on their inputs"
+    )
+    gate_head: Literal["auto", "gated", "dense"] = option(
+        "auto", "gates on the last linear layer; auto: unless they would remove whole classes"
+    )
+
+    def groups(self, layout: Layout) -> Groups:
+        """The groups of every prunable tensor that has gates."""
+        by_class = self.granularity == "groups" and self.linear_axis == "out"
+        dense = self.gate_head == "dense" or (self.gate_head == "auto" and by_class)
+        without = head(layout) if dense else []
+        return gated(layout, {n: self.axis(layout, n) for n in layout.prunable if n not in without})
+
+    def axis(self, layout: Layout, name: str) -> int | None:
+        if self.granularity == "weights":
+            return None
+        return 1 if layout[name].kind == "linear" and self.linear_axis == "in" else 0
+
+
 @variants_of(FedSparse)
 @dataclass(frozen=True)
 class FedSparseVariants:
-    pure: FedSparse = FedSparse()
+    pure: FedSparse = FedSparse(grouping=OtherGates())
     concrete: HardConcrete = HardConcrete()
     lambda0_per: Literal["weight", "gate"] = option(
         "weight", "whether a group pays for each of its weights, or once"
