@@ -26,11 +26,18 @@ from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
-from gossamer.methods.parts import held_versions, masked_training, sensitivity_probe, sparse_model
+from gossamer.methods.parts import (
+    frozen_weights,
+    held_versions,
+    masked_training,
+    sensitivity_probe,
+    sparse_model,
+)
 from gossamer.methods.parts.client_readjustment import TRAINING, accepted, readjust
+from gossamer.methods.parts.frozen_weights import Local
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
-from gossamer.methods.pffdst import PFFDST, Down, Local
+from gossamer.methods.pffdst import PFFDST, Down
 from gossamer.optim import Training
 from gossamer.wire import Drawn, Revision, WireError
 
@@ -53,10 +60,10 @@ class Server:
     mean_jaccard: float = 0.0
 
     @property
-    def shared(self) -> pffdst.Server:
+    def shared(self) -> frozen_weights.Server:
         """The state of the paper's method."""
-        names = [field.name for field in fields(pffdst.Server)]
-        return pffdst.Server(**{name: getattr(self, name) for name in names})
+        names = [field.name for field in fields(frozen_weights.Server)]
+        return frozen_weights.Server(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,9 @@ class PFFDSTVariants:
         average = sparsity.masked_mean(weighted, "wfa", otherwise=state.params)
         if not participants:
             return state
-        shared = self.phases.readjusted(ctx, pffdst.merged(shared, average, participants), average)
+        shared = self.phases.readjusted(
+            ctx, frozen_weights.merged(shared, average, participants), average
+        )
         state = replace(_scored(state, scores), **vars(shared))
         return self._frozen(ctx, state) if self.phases.over(ctx) and not state.frozen else state
 
@@ -237,7 +246,7 @@ class PFFDSTVariants:
     def _read(self, ctx: Ctx, down: First | Down) -> Down:
         """The message itself, or the one that the first message stands for."""
         if isinstance(down, First):
-            return self.pure.message(ctx, self.init(ctx).shared, current=False, keeps=False)
+            return self.pure.resend(ctx, self.init(ctx).shared, Client(0, 0))
         return down
 
     def _probed(self, ctx: Ctx) -> Drawn:
