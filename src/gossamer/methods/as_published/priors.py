@@ -121,8 +121,15 @@ class MixtureVariants:
         return Job(Work(job.work, best), job.epochs, job.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        factor = 1.0 if self.regulariser == "whole" else 1 / len(ctx.own.train)
-        self.pure.step(ctx, work.inner, batch, factor)
+        pure, inner = self.pure, work.inner.inner
+        if self.regulariser == "whole":
+            pure.step(ctx, work.inner, batch)
+            return work
+        loss, grads = ctx.task.gradients(inner.params, batch)
+        strength = 1 / len(ctx.own.train) * pure.strength
+        for apart, chance in mixture.sources(inner.params, work.inner.models, pure.strength, grads):
+            torch._foreach_add_(list(grads.values()), apart, alpha=strength * chance)
+        dense_model.descend(pure.training, inner, batch, loss, grads)
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[dense_model.Up, mixture.Local | Chosen]:

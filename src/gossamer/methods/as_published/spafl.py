@@ -5,7 +5,7 @@ With its defaults `SpaFLVariants` is SpaFL. docs/contradictions.md has the sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, prod
 from typing import Any, Literal
@@ -19,12 +19,13 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sam
 from gossamer.fields import option
 from gossamer.methods.as_published.spafl_training import Pruning, Work
 from gossamer.methods.parts import masked_training
-from gossamer.methods.spafl import by_layer, follow, mask_of, pruned, signed
+from gossamer.methods.spafl import by_layer, column, mask_of, pruned, row_sum
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
 
 NOTHING = torch.zeros(0)
+Move = Callable[[Tensor, Tensor], Tensor]  # by sums over neurons and changes of thresholds
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,28 @@ class SpaFLVariants:
 
 def shared(message: Down | Up) -> Params:
     return {**message.norm, "": message.thresholds}
+
+
+def follow(weight: Tensor, changes: Tensor, move: Move, divisor: int, clamp: bool) -> Tensor:
+    """Equation 12 in every reading; as in `spafl.follow`, weights are touched once if possible."""
+    fan_in = weight[0].numel()
+    divisor = divisor or fan_in
+    farthest = changes.abs().sum(0).max() / divisor
+    if clamp and float(weight.abs().max()) + float(farthest) > 1:
+        for change in changes:
+            step = move(row_sum(weight).double(), change) / divisor
+            weight = (weight + column(step.to(weight.dtype), weight)).clamp_(-1, 1)
+        return weight
+    sums, total = row_sum(weight).double(), torch.zeros_like(changes[0])
+    for change in changes:
+        step = move(sums, change)
+        sums = sums + fan_in / divisor * step
+        total += step
+    return weight + column((total / divisor).to(weight.dtype), weight)
+
+
+def signed(sums: Tensor, change: Tensor) -> Tensor:
+    return -sums.sign() * change
 
 
 def xor01(sums: Tensor, change: Tensor) -> Tensor:
