@@ -68,7 +68,7 @@ class Work:
 class FedDrop:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    dropping: DropRates = Dropping()
+    dropping: DropRates = Dropping()  # Louizos et al., appendix C
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
