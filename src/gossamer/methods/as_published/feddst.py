@@ -96,8 +96,6 @@ class FedDSTVariants:
             accounting=self.accounting,
         )
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
         masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.start)
@@ -146,8 +144,6 @@ class FedDSTVariants:
         """Example replies, from which the reply schema is derived."""
         return self.pure.replies(ctx, self._read(ctx, down))
 
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: First | Down, local: Local | None) -> Job[Work]:
         return self.pure.begin(ctx, self._read(ctx, down), local)
 
@@ -160,8 +156,6 @@ class FedDSTVariants:
             everywhere = self.readjustment.feddst_growth
             client_readjustment.readjust(ctx, work, batch, low, high, everywhere)
         return work
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def quotas(self, ctx: Ctx, density: float) -> Counts:
         """The number of active weights of each layer."""

@@ -108,8 +108,6 @@ class FedSparseVariants:
         "open", "weights of the evaluated model: as they are, or times their probability"
     )
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         if self.gate_bias:
             try:
@@ -188,8 +186,6 @@ class FedSparseVariants:
             return pruned
         return replace(pruned, moments=state.moments, first=state.first, second=state.second)
 
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         groups = self.pure.groups(ctx)
         held = pruned_beside(ctx.task, groups, down.alive) if self.gate_bias else {}
@@ -248,8 +244,6 @@ class FedSparseVariants:
         """The method whose half squared distance has the factor asked for."""
         whole = self.drift_factor == "whole"
         return replace(self.pure, drift=2 * self.pure.drift) if whole else self.pure
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """What survives at the server, or what a client sent last."""

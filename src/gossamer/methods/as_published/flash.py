@@ -77,8 +77,6 @@ class FlashVariants:
         "masked", "evaluate the sparse model, or the mean that it is cut from"
     )
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         pure = self.pure
         self.learning.check(pure.training, pure.prune_rate)
@@ -154,8 +152,6 @@ class FlashVariants:
             mean_jaccard=average.mean_jaccard,
         )
 
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         pure, probe = self.pure, isinstance(down, Probe)
         if isinstance(down.mask, Drawn):
@@ -179,8 +175,6 @@ class FlashVariants:
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         result = self.pure.finish(ctx, work.model)
         return replace(result, trained=mask_learning.trained(self.learning, work))
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.tested or state.params

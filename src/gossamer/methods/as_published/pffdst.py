@@ -110,8 +110,6 @@ class PFFDSTVariants:
         """The method of the paper, for all that no option changes."""
         return replace(self.phases.pure, clients=self.clients, training=self.training, bn=self.bn)
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         least = self.phases.probes + (2 if self.phases.freezing else 1)
         if ctx.rounds < least:
@@ -189,8 +187,6 @@ class PFFDSTVariants:
         mask = Revision(sparse_model.all_zeros(ctx)) if self.phases.moves(ctx) else None
         return [Up(self._read(ctx, down).model, mask, 0.0 if self._scores(ctx) else None)]
 
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
         intended = self.phases.intended(ctx)
         if isinstance(down, Probe):
@@ -231,8 +227,6 @@ class PFFDSTVariants:
         mask = Revision(model.masks, None if model.frozen else model.start) if moves else None
         up = Up(pure.up.model, mask, work.score)
         return Result(up, pure.local, pure.masks, pure.trained, metrics)
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks, the density of the frozen part, and how far apart the masks of clients are."""

@@ -91,8 +91,6 @@ class SpaFLVariants:
     def accounting(self) -> Accounting:
         return Accounting(recipients=self.downlink, uncharged="missed,start")
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         self.pruning.check(self.training)
         count = self._layout(ctx).rows
@@ -131,8 +129,6 @@ class SpaFLVariants:
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
         return [Up(down.thresholds, down.norm)]
-
-    # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         self.pruning.check(self.training)
@@ -177,8 +173,6 @@ class SpaFLVariants:
                 **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
             },
         )
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """A client's sparse model with the thresholds that it is evaluated with."""
