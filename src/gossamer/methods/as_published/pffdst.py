@@ -26,15 +26,10 @@ from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
-from gossamer.methods.parts import (
-    frozen_weights,
-    held_versions,
-    masked_training,
-    sensitivity_probe,
-    sparse_model,
-)
+from gossamer.methods.parts import frozen_weights, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.client_readjustment import TRAINING, accepted, readjust
 from gossamer.methods.parts.frozen_weights import Local
+from gossamer.methods.parts.held_versions import NOBODY
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.methods.pffdst import PFFDST, Down
@@ -118,14 +113,14 @@ class PFFDSTVariants:
                 f"--no-freezing"
             )
         self.learning.check(self.training, self.prune_rate)
-        params, nobody = ctx.task.init(ctx.common.fold("init")), held_versions.NOBODY
+        params = ctx.task.init(ctx.common.fold("init"))
         if self.phases.probes:
             masks = self._probed(ctx).masks()
         else:
             counts = self.phases.quotas(ctx, self.pure.part + self.pure.extra)
             masks = first_masks(ctx, params, counts, self.start)
         params = sparsity.masked(params, masks)
-        return Server(params, masks, {}, 0, nobody, nobody, False, {}, {}, {}, -1.0)
+        return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if self.phases.probing(ctx):

@@ -20,20 +20,13 @@ from gossamer.wire import Packed, pack, unpack
 @dataclass(frozen=True)
 class Server:
     params: Params
-    masks: Masks
-    """All active weights, frozen or not."""
-    frozen: Masks
-    """Empty until something is frozen."""
-    version: int
-    """Of the masks."""
-    held: Tensor
-    """By client id: the version that the client holds, or -1."""
-    holders: Tensor
-    """By client id: 1 if the client holds the frozen part."""
-    trimmed: bool = False
-    """Whether the last growth of this phase is pruned."""
-    mean_jaccard: float = 0.0
-    """The mean distance between the masks of two clients of the last round."""
+    masks: Masks  # all active weights, frozen or not
+    frozen: Masks  # empty until something is frozen
+    version: int  # of the masks
+    held: Tensor  # by client id: the version that the client holds, or -1
+    holders: Tensor  # by client id: 1 if the client holds the frozen part
+    trimmed: bool = False  # whether the last growth of this phase is pruned
+    mean_jaccard: float = 0.0  # mean distance between the masks of two clients, last round
 
     @property
     def trained(self) -> Masks:
@@ -51,8 +44,7 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Local:
-    masks: Masks
-    """Of the weights that are trained."""
+    masks: Masks  # of the weights that are trained
     frozen: Frozen | None
 
 
