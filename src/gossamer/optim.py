@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.sgd import sgd as _torch_sgd
 
+from gossamer.arithmetic.library import Library, library
+from gossamer.arithmetic.structs import CParam
 from gossamer.core import Ctx, Params
 from gossamer.fields import option
 
@@ -85,10 +88,15 @@ def sgd(
     """One fused in-place SGD step; an empty `velocity` is filled at the first step.
 
     Elements are paired by address, so params and grads must have equal strides, as the gradients of
-    `Task.gradients` have.
+    `Task.gradients` have. The package's own kernels compute it where they are built, so that a step
+    has the same bits whether weights are packed or not.
     """
     if not velocity:
         velocity.extend([None] * len(params))
+    if (kernels := library()) and all(_plain(tensor) for tensor in (*params, *grads)):
+        _kernel_sgd(kernels, params, grads, velocity, (rate, momentum, weight_decay))
+        increment_version(params)
+        return
     _torch_sgd(
         params,
         grads,
@@ -103,6 +111,34 @@ def sgd(
         maximize=False,
     )
     increment_version(params)  # torch's fused kernels do not, and caches of messages rely on it
+
+
+def _plain(tensor: Tensor) -> bool:
+    dense = tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+    return dense and tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+
+
+def _kernel_sgd(
+    kernels: Library,
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocity: Velocity,
+    settings: tuple[float, float, float],
+) -> None:
+    """The same by the kernels; tensors that have no momentum yet are in their first step."""
+    fresh = [velocity[index] is None for index in range(len(params))]
+    if settings[1]:
+        for index in (index for index, new in enumerate(fresh) if new):
+            velocity[index] = torch.empty_like(params[index])
+    for first in (True, False):
+        chosen = [index for index, new in enumerate(fresh) if new is first]
+        table = (CParam * len(chosen))()
+        for entry, index in zip(table, chosen, strict=True):
+            entry.values, entry.grad = params[index].data_ptr(), grads[index].data_ptr()
+            entry.count = params[index].numel()
+            if (held := velocity[index]) is not None:
+                entry.velocity = held.data_ptr()
+        kernels.descend(ctypes.addressof(table), len(chosen), *settings, first)
 
 
 def adamax(

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
@@ -147,11 +146,11 @@ class FedDrop:
         return Job(Work(small, cut, down.seed, job.work, scales(cut)), job.epochs, job.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        def loss(params: Params, batch: Batch) -> Tensor:
-            scaled = {name: params[name] * factor for name, factor in work.scale.items()}
-            return work.task.loss({**params, **scaled}, batch)
-
-        value, grads = work.task.gradients(work.inner.params, batch, loss=loss)
+        params = work.inner.params
+        scaled = {name: params[name] * factor for name, factor in work.scale.items()}
+        value, grads = work.task.gradients({**params, **scaled}, batch)
+        for name, factor in work.scale.items():
+            grads[name].mul_(factor)
         dense_model.descend(self.training, work.inner, batch, value, grads)
         return work
 

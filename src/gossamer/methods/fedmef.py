@@ -113,7 +113,7 @@ class FedMef:
             return task.loss(self.effective(ctx, params, model.masks), batch)
 
         special = loss if self.standardise else None
-        value, grads = task.gradients(model.params, batch, model.factors, special)
+        value, grads = task.gradients(model.params, batch, model.masks, special)
         floor = self.rate_floor(model.params, work.low, batch) * self.training.lr
         rate = max(model.rate, floor)  # eq. 5
         for name, low in work.low.items():
@@ -121,10 +121,8 @@ class FedMef:
         self.training.update(model.params, grads, model.velocity, rate)
         masked_training.record(model, value, batch)
         if work.adjusting.due and batch.step + 1 == batch.steps:
-            used = replace(model, params=self.effective(ctx, model.params, model.masks))
-            work.adjusting.keep(
-                masked_training.dense_gradient(replace(ctx, task=task), used, batch)
-            )
+            used, here = self.effective(ctx, model.params, model.masks), replace(ctx, task=task)
+            work.adjusting.keep(masked_training.dense_gradient(here, model, batch, used))
         return work
 
     def rate_floor(self, params: Params, low: Params, batch: Batch) -> float:

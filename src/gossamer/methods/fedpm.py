@@ -194,7 +194,8 @@ def likely(theta: Params) -> Masks:
 def score_gradients(ctx: Ctx, work: Work, batch: Batch) -> Params:
     """The gradient of the scores under a mask drawn for this batch, straight through the draw."""
     params, theta = work.model.params, {name: s.sigmoid() for name, s in work.scores.items()}
-    masks = draw(batch.key.fold("mask"), theta).items()
-    loss, grads = ctx.task.gradients(params | {n: params[n] * mask for n, mask in masks}, batch)
+    masks = draw(batch.key.fold("mask"), theta)
+    drawn = params | {name: params[name] * mask for name, mask in masks.items()}
+    loss, grads = ctx.task.gradients(drawn, batch, masks, everywhere=True)
     masked_training.record(work.model, loss, batch)
     return {n: grads[n] * params[n] * each * (1 - each) for n, each in theta.items()}

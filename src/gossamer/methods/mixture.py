@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
+from gossamer.arithmetic.model import Model
 from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -121,7 +122,8 @@ class Mixture:
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         models = [ctx.task.own(each) for each in down.models]
         first = min(models, key=lambda each: loss_on_own_data(ctx, each))
-        work = Work(dense_model.Work(ctx.task.own(first), self.training.rate(ctx)), models)
+        model = Model(ctx.task, ctx.task.own(first))
+        work = Work(dense_model.Work(model, self.training.rate(ctx)), models)
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:

@@ -227,7 +227,8 @@ class PruneFL:
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         model = work.model
-        loss, grads = ctx.task.gradients(model.params, batch)  # of pruned weights too
+        # Of pruned weights too.
+        loss, grads = ctx.task.gradients(model.params, batch, model.masks, everywhere=True)
         work.gathered.add(grads)
         masked_training.multiply(grads, model.factors)
         self.training.update(model.params, grads, model.velocity, model.rate)

@@ -10,7 +10,7 @@ low computational overhead. NeurIPS 2024. https://arxiv.org/abs/2406.00431 (numb
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Literal
 
@@ -52,11 +52,18 @@ class Local:
 
 @dataclass
 class Work:
-    model: masked_training.Work
+    model: masked_training.Work  # zero where it is pruned
+    weights: Params  # of the prunable layers: pruned weights keep their values
     thresholds: Tensor
     known: Tensor
     velocity: Tensor | None = None  # of the thresholds
     resets: int = 0
+
+    @property
+    def params(self) -> Params:
+        """All weights: trained ones, and pruned ones, which keep their values."""
+        now, masks = self.model.params, self.model.masks.items()
+        return now | {n: torch.where(mask, now[n], self.weights[n]) for n, mask in masks}
 
 
 @dataclass(frozen=True)
@@ -107,35 +114,30 @@ class SpaFL:
         local = local or newcomer(ctx)
         versions = torch.cat([local.known[None], down.missed, down.thresholds[None]])
         params = self.followed(ctx, local.params, versions)
+        own, t = ctx.task.own(params), down.thresholds.to(ctx.task.device, copy=True)
         model = masked_training.begin(ctx, params, {}, self.training.rate(ctx))
-        work = Work(model, down.thresholds.to(ctx.task.device, copy=True), down.thresholds)
+        work = Work(model, {name: own[name] for name in ctx.task.layout.prunable}, t, local.known)
         self.mask(ctx, work)  # Algorithm 1, line 5
         model.start = model.masks
-        return Job(work, self.training.epochs, self.training.batch)
+        return Job(replace(work, known=down.thresholds), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        last_epoch = batch.step >= batch.steps - batch.per_epoch
-        if last_epoch:
-            self.mask(ctx, work)
-        sparse = pruned(work.model.params, work.model.factors)
-        loss, grads = ctx.task.gradients(sparse, batch)
-        if last_epoch:
-            self.train_thresholds(work, grads)  # Algorithm 1, line 10
-        else:
-            self.train_weights(work.model, grads, sparse)  # Algorithm 1, line 8
-        masked_training.record(work.model, loss, batch)
+        model, first = work.model, batch.steps - batch.per_epoch
+        if batch.step < first:
+            masked_training.step(ctx, self.training, model, batch)  # Algorithm 1, line 8: eq. 3
+            model.model.clamp(1)
+            return work
+        if batch.step == first:
+            settle(work)
+        self.mask(ctx, work)
+        loss, grads = ctx.task.gradients(model.params, batch, model.masks, everywhere=True)
+        self.train_thresholds(work, grads)  # Algorithm 1, line 10
+        masked_training.record(model, loss, batch)
         return work
 
-    def train_weights(self, model: masked_training.Work, grads: Params, sparse: Params) -> None:
-        masked_training.multiply(grads, model.factors)
-        self.training.update(sparse, grads, model.velocity, model.rate)  # eq. 3
-        for name, mask in model.masks.items():  # pruned weights keep their values
-            weight = model.params[name]
-            weight.copy_(torch.where(mask, sparse[name], weight)).clamp_(-1, 1)
-
     def train_thresholds(self, work: Work, grads: Params) -> None:
-        t, weights = work.thresholds, work.model.params
-        grad = -torch.cat([row_sum(grads[n] * weights[n]) for n in work.model.masks])  # eq. 6
+        t = work.thresholds
+        grad = -torch.cat([row_sum(grads[n] * w) for n, w in work.weights.items()])  # eq. 6
         slope = torch.exp(-t) if self.regulariser == "exp" else 1 / (t.abs() + 0.1) ** 2
         grad.sub_(slope, alpha=self.alpha)  # eq. 4
         if self.training.clip:
@@ -147,15 +149,14 @@ class SpaFL:
 
     def mask(self, ctx: Ctx, work: Work) -> None:
         """Masks by the current thresholds; a layer that is almost empty is reset (A.1.1)."""
-        model = work.model
-        model.masks = {}
+        masks = {}
         for name, part in by_layer(ctx.task.layout, work.thresholds).items():
-            mask = mask_of(model.params[name], part, self.structured)
-            if int(mask.count_nonzero()) / mask.numel() < self.reset_density:
-                mask = mask_of(model.params[name], part.zero_(), self.structured)
+            masks[name] = mask_of(work.weights[name], part, self.structured)
+            if int(masks[name].count_nonzero()) / masks[name].numel() < self.reset_density:
+                masks[name] = mask_of(work.weights[name], part.zero_(), self.structured)
                 work.resets += 1
-            model.masks[name] = mask
-        model.factors = masked_training.as_factors(model.masks, model.params)
+        work.model.masks = masks
+        work.model.params.update(pruned(work.weights, work.model.factors))
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         model, parts = work.model, by_layer(ctx.task.layout, work.thresholds)
@@ -166,7 +167,7 @@ class SpaFL:
             "resets": float(work.resets),
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }
-        local = Local(model.params, work.known)
+        local = Local(work.params, work.known)
         return Result(Up(work.thresholds), local, model.start, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
@@ -187,6 +188,13 @@ class SpaFL:
             return params
         parts = by_layer(ctx.task.layout, changes).items()
         return params | {name: follow(params[name], part) for name, part in parts}
+
+
+def settle(work: Work) -> None:
+    """Takes over what was trained; weights stay within [-1, 1]."""
+    params = work.params
+    for name, weight in work.weights.items():
+        weight.copy_(params[name]).clamp_(-1, 1)
 
 
 def check_epochs(training: Training) -> None:

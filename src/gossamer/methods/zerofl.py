@@ -123,7 +123,7 @@ class ZeroFL:
         return Result(
             Up(mask, sparse_model.send(ctx, {**work.params, **values}, mask, self.bn)),
             masks=swat.masks(weights, names, self.density),
-            metrics={"loss": work.loss.item() / max(work.examples, 1)},
+            metrics={"loss": dense_model.mean_loss(work)},
         )
 
     # anyone ---------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def pruned(task: Task, share: float) -> Task:
         if (kind := _KINDS.get(type(part))) and _plain(part):
             part.__class__ = kind
             vars(part)["forgets"] = share
-    sparse = Task(module, task.criterion, task.layout, task.precision, task.device)
+    sparse = Task(module, task.criterion, task.layout, task.precision, task.device, "torch")
     with _lock:
         return known.setdefault(share, sparse)
 

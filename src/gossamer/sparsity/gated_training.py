@@ -152,7 +152,9 @@ class Work:
             for name, gate in gates.items():
                 # Into memory laid out like the weights: optimisers pair elements by address.
                 torch.mul(self.params[name], gate, out=self.gated[name])
-            value, mine = self.part.task.gradients({**self.params, **self.gated}, part)
+            used = {**self.params, **self.gated}
+            opened = {name: self.gated[name] != 0 for name in gates}
+            value, mine = self.part.task.gradients(used, part, opened, everywhere=True)
             products = {name: mine[name] * self.params[name] for name in gates}
             slope = self.concrete.slope(soft) * self.alive
             by_location.add_(self.part.groups.sums(products) * slope, alpha=share)

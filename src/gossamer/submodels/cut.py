@@ -109,9 +109,7 @@ class Cut:
             if cached is not None:
                 known.move_to_end(self._form)
                 return cached
-        small = Task(
-            self._module(task.module), task.criterion, self.layout, task.precision, task.device
-        )
+        small = replace(task, module=self._module(task.module), layout=self.layout)
         with _lock:
             known[self._form] = small
             while len(known) > REMEMBERED:

@@ -10,9 +10,9 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gossamer.core import Batch, Examples, Key, Masks, Params
 from gossamer.task.layout import Layout, Leaf
 
+if TYPE_CHECKING:
+    from gossamer.arithmetic.choice import Arithmetic
+    from gossamer.arithmetic.native import Native
+    from gossamer.arithmetic.plan import Plan
+
 Precision = Literal["f32", "bf16"]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Params, Batch], Tensor]
+
+CHUNK = 64
+"""Examples that the kernels evaluate at once: as many as keep activations in the cache."""
 
 _global_generator = threading.Lock()
 
@@ -50,6 +58,8 @@ class Task:
     layout: Layout
     precision: Precision = "f32"
     device: str = "cpu"
+    arithmetic: Arithmetic = "auto"
+    """Whether to compute with torch or with the package's own kernels; auto: by a fixed rule."""
 
     def __post_init__(self) -> None:
         module = copy.deepcopy(self.module).to(self.device)
@@ -66,13 +76,17 @@ class Task:
         prunable: Sequence[str] | Callable[[Leaf], bool] | None = None,
         precision: Precision = "f32",
         device: str = "cpu",
+        arithmetic: Arithmetic = "auto",
     ) -> Task:
         """A task whose layout is traced with a batch of example inputs."""
-        return cls(module, criterion, Layout.trace(module, example, prunable), precision, device)
+        layout = Layout.trace(module, example, prunable)
+        return cls(module, criterion, layout, precision, device, arithmetic)
 
     def copy(self) -> Task:
         """The same task with its own module, for another thread."""
-        return Task(self.module, self.criterion, self.layout, self.precision, self.device)
+        twin = replace(self)
+        twin.__dict__["planned"] = self.planned
+        return twin
 
     def init(self, key: Key) -> Params:
         """Fresh parameters drawn from `key`, by the initialisers of the module's layers.
@@ -91,11 +105,13 @@ class Task:
 
     def own(self, params: Params) -> Params:
         """A private copy that may be updated in place, on the device and in the fastest layout."""
-        formats = self._formats
+        formats = self.image_format
         return {name: _fast(tensor, self.device, formats) for name, tensor in params.items()}
 
     def logits(self, params: Params, x: Tensor, key: Key | None = None) -> Tensor:
         """The module's output; a key selects training mode and seeds dropout."""
+        if key is None and (native := self._native_to_evaluate(params, x)):
+            return native.outputs(params, x)
         return self._forward(self._bound(params, key), x)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
@@ -120,15 +136,24 @@ class Task:
         batch: Batch,
         masks: Masks | None = None,
         loss: Loss | None = None,
+        everywhere: bool = False,
     ) -> Gradients:
-        """Loss and gradients at `params`, multiplied by `masks` where a name has one.
+        """Loss and gradients at `params`, which are zero outside of `masks`.
 
         Running statistics in `params` are updated in place.
 
         Args:
-            masks: factors of the gradients, by name.
+            masks: where weights may differ from zero; gradients elsewhere are zero.
             loss: replaces the criterion; it is called with leaves that require gradients.
+            everywhere: whether gradients of masked weights are wanted all the same.
         """
+        native = self.native_for(masks or {}, batch) if loss is None else None
+        if native is not None:
+            value, grads = native.gradients(params, batch, masks or {}, everywhere)
+            return Gradients(torch.tensor(value), grads)
+        return self._autograd(params, batch, {} if everywhere or not masks else masks, loss)
+
+    def _autograd(self, params: Params, batch: Batch, masks: Masks, loss: Loss | None) -> Gradients:
         leaves = {name: params[name].detach().requires_grad_() for name in self.layout.parameters}
         with torch.enable_grad():
             value = (loss or self.loss)({**params, **leaves}, batch)
@@ -139,13 +164,57 @@ class Task:
             name: _laid_out_like(grad, leaf)
             for (name, leaf), grad in zip(leaves.items(), raw, strict=True)
         }
-        if masks:
-            names = [name for name in grads if name in masks]
-            torch._foreach_mul_(
-                [grads[name] for name in names],
-                [masks[name].to(grads[name].dtype) for name in names],
-            )
+        names = [name for name in grads if name in masks]
+        if names:
+            factors = [self._factor(name, masks[name], grads[name]) for name in names]
+            torch._foreach_mul_([grads[name] for name in names], factors)
         return Gradients(value.detach(), grads)
+
+    def _factor(self, name: str, mask: Tensor, like: Tensor) -> Tensor:
+        """A mask as numbers in the layout of its tensor; that of the last mask is kept."""
+        held = self._factors.get(name)
+        if held is None or held[0] is not mask or held[1] != mask._version:
+            factor = torch.empty_like(like).copy_(mask)
+            self._factors[name] = held = (mask, mask._version, factor)
+        return held[2]
+
+    @cached_property
+    def _factors(self) -> dict[str, tuple[Tensor, int, Tensor]]:
+        return {}
+
+    # the kernels -------------------------------------------------------------------------------
+
+    @cached_property
+    def planned(self) -> Plan | str:
+        """The model as the kernels run it, or why they cannot; traced once, shared by copies."""
+        from gossamer.arithmetic.planning import plan_or_reason
+
+        return plan_or_reason(self)
+
+    @cached_property
+    def _native(self) -> Native | None:
+        from gossamer.arithmetic.native import Native
+
+        return None if isinstance(self.planned, str) else Native(self.planned)
+
+    def native_for(self, masks: Masks, batch: Batch) -> Native | None:
+        """The kernels, if they are to compute gradients of a model with these masks."""
+        native = self._native
+        fits = batch.x.dtype is torch.float32 and batch.y.dtype is torch.int64 and len(batch.y) > 0
+        if native is None or not fits or not native.chosen(masks, len(batch.y), self.arithmetic):
+            return None
+        return native
+
+    def _native_to_evaluate(self, params: Params, x: Tensor) -> Native | None:
+        native = self._native
+        if native is None or x.dtype is not torch.float32 or not len(x):
+            return None
+        if any(name not in params for name in native.plan.names):
+            return None
+        weights = {name: params[name] for name in native.plan.layers}
+        if any(weight.requires_grad for weight in weights.values()):
+            return None
+        return native if native.chosen(weights, CHUNK, self.arithmetic) else None
 
     @cached_property
     def running_statistics(self) -> tuple[str, ...]:
@@ -165,7 +234,7 @@ class Task:
         return statistics
 
     def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
-        if self._formats is torch.contiguous_format:
+        if self.image_format is torch.contiguous_format:
             x = x.contiguous()
         if self.precision == "f32":
             return cast(Tensor, runner.module(x).float())
@@ -173,7 +242,7 @@ class Task:
             return cast(Tensor, runner.module(x).float())
 
     @cached_property
-    def _formats(self) -> torch.memory_format:
+    def image_format(self) -> torch.memory_format:
         """Memory format of images and filters: channels last, where that is safe.
 
         torch 2.13 writes out of bounds in strided 1 x 1 convolutions of 2 to 6 channels in

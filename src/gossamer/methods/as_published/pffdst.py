@@ -193,7 +193,8 @@ class PFFDSTVariants:
         job = self.pure.begin(self.phases.since_probe(ctx), self._read(ctx, down), local)
         model = job.work
         if model.frozen and self.freeze_norm:
-            model.factors |= {name: torch.zeros_like(model.params[name]) for name in scales(ctx)}
+            everything = {n: torch.ones_like(model.params[n]).bool() for n in scales(ctx)}
+            model.model.fixed = {**model.frozen, **everything}
         learning = mask_learning.Work(model, self.phases.moves(ctx), intended=intended)
         score = accuracy(ctx, model.params, self.freeze_from) if self._scores(ctx) else None
         return Job(Work(learning, score), job.epochs, job.batch)

@@ -117,7 +117,7 @@ class MixtureVariants:
             best = losses.index(min(losses))
         if self.start == "random":
             first = int(ctx.key.fold("start").numpy().integers(len(models)))
-            job.work.inner.params = ctx.task.own(models[first])
+            job.work.inner.model.params = ctx.task.own(models[first])
         return Job(Work(job.work, best), job.epochs, job.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:

@@ -117,16 +117,16 @@ class Pruning:
     def mask(self, work: Work) -> None:
         """Masks by the current thresholds; `bug_compat` resets a layer one call too late."""
         model, late = work.model, self.bug_compat != "none"
-        model.masks = {}
+        masks = {}
         for name, part in by_layer(work.layout, work.thresholds).items():
             weight = model.params[name]
             mask = mask_of(weight, part, self.structured)
             if self.too_sparse(work.densities[name] if late else density(mask)):
                 mask = mask_of(weight, part.zero_(), self.structured)
                 work.resets += 1
-            model.masks[name] = mask
+            masks[name] = mask
             work.densities[name] = density(mask)
-        model.factors = masked_training.as_factors(model.masks, model.params)
+        model.masks = masks
 
     def step(self, ctx: Ctx, training: Training, work: Work, batch: Batch) -> None:
         """One batch: a step of the weights, of the thresholds, or of both."""
@@ -135,7 +135,9 @@ class Pruning:
         first_epoch = self.mask_refresh == "first-epoch" and batch.epoch == 0
         if joint or last_epoch or first_epoch or self.mask_refresh == "batch":
             self.mask(work)
-        loss, grads = ctx.task.gradients(pruned(model.params, model.factors), batch)
+        sparse, everywhere = pruned(model.params, model.factors), joint or last_epoch
+        wanted = everywhere or self.mask_grad_to_weight
+        loss, grads = ctx.task.gradients(sparse, batch, model.masks, everywhere=wanted)
         change = self._threshold_gradient(ctx, work, grads) if joint or last_epoch else None
         if joint or not last_epoch:
             work.active = model.masks

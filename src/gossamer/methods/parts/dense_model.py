@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from gossamer import merge, optim
+from gossamer import merge
+from gossamer.arithmetic.model import Model
 from gossamer.core import Batch, Ctx, Exchange, Job, Params, Result
 from gossamer.optim import Training
 
@@ -41,13 +41,17 @@ class Up:
 class Work:
     """A model in training; `step` updates it in place."""
 
-    params: Params
+    model: Model
     rate: float
     anchor: Params = field(default_factory=dict)
     """A copy of the model the client started from; empty unless `begin` was asked for it."""
-    velocity: optim.Velocity = field(default_factory=list)
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    loss: Tensor | float = 0.0
     examples: int = 0
+
+    @property
+    def params(self) -> Params:
+        """All tensors of the model; they may be changed in place."""
+        return self.model.params
 
 
 def shared(ctx: Ctx, params: Params, buffers: Buffers) -> Params:
@@ -66,29 +70,33 @@ def begin(
         buffers = local.buffers if local else ctx.task.buffers()
         params = {**params, **{name: buffers[name] for name in missing}}
     own = ctx.task.own(params)
-    work = Work(own, training.rate(ctx), ctx.task.own(params) if anchored else {})
+    anchor = ctx.task.own(params) if anchored else {}
+    work = Work(Model(ctx.task, own), training.rate(ctx), anchor)
     return Job(work, training.epochs, training.batch)
 
 
 def step(ctx: Ctx, training: Training, work: Work, batch: Batch, prox: float = 0.0) -> Work:
     """One step of SGD, pulled towards the anchor with strength `prox`."""
-    loss, grads = ctx.task.gradients(work.params, batch)
-    if prox:
-        optim.pull(grads, work.params, work.anchor, prox)
-    descend(training, work, batch, loss, grads)
+    loss = work.model.step(batch, training, work.rate, prox, work.anchor)
+    record(work, loss, batch)
     return work
 
 
 def descend(training: Training, work: Work, batch: Batch, loss: Tensor, grads: Params) -> None:
     """One step of SGD along gradients that are given."""
-    training.update(work.params, grads, work.velocity, work.rate)
+    training.update(work.params, grads, work.model.velocity, work.rate)
+    record(work, loss, batch)
+
+
+def record(work: Work, loss: Tensor | float, batch: Batch) -> None:
+    """Adds a batch to the mean training loss."""
     work.loss = work.loss + loss * len(batch.y)
     work.examples += len(batch.y)
 
 
 def mean_loss(work: Work) -> float:
     """The mean training loss of the round."""
-    return work.loss.item() / max(work.examples, 1)
+    return float(work.loss) / max(work.examples, 1)
 
 
 def finish(ctx: Ctx, work: Work, buffers: Buffers) -> Result[Up, Local]:

@@ -1,17 +1,18 @@
 """Local SGD on a sparse model: masked weights are zero, have no gradient, and stay zero.
 
-Nothing is masked twice: a step costs one product per weight more than a dense one.
+Where it pays, the kernels of `gossamer.arithmetic` compute at the active weights only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gossamer import optim, sparsity
+from gossamer.arithmetic.model import Model
 from gossamer.core import Batch, Ctx, Masks, Params
 from gossamer.optim import Training
 from gossamer.sparsity import Change
@@ -21,26 +22,59 @@ from gossamer.sparsity import Change
 class Work:
     """A sparse model in training; `step` updates it in place."""
 
-    params: Params
-    masks: Masks
-    factors: Params
-    """The masks as numbers, to multiply gradients by."""
+    model: Model
     start: Masks
     """The masks at the beginning of the round."""
     rate: float
-    frozen: Masks = field(default_factory=dict)
-    """Weights that are active beside the masks and never change."""
     anchor: Params = field(default_factory=dict)
     """The model that a proximal term pulls towards."""
-    velocity: optim.Velocity = field(default_factory=list)
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    loss: Tensor | float = 0.0
     examples: int = 0
+    _masks: Masks = field(default_factory=dict)
+    _frozen: Masks = field(default_factory=dict)
+    _factors: tuple[Masks, Params] | None = None
+
+    @property
+    def params(self) -> Params:
+        """All tensors of the model, zero outside of the masks; they may be changed in place."""
+        return self.model.params
+
+    @property
+    def velocity(self) -> optim.Velocity:
+        """The momentum of every parameter; empty before the first step."""
+        return self.model.velocity
+
+    @property
+    def masks(self) -> Masks:
+        """The weights that are trained."""
+        return self._masks
+
+    @masks.setter
+    def masks(self, masks: Masks) -> None:
+        self._masks = masks
+        self.model.masks = sparsity.union(masks, self._frozen) if self._frozen else masks
+
+    @property
+    def frozen(self) -> Masks:
+        """Weights that are active beside the masks and never change."""
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, frozen: Masks) -> None:
+        self._frozen = self.model.fixed = frozen
+        self.masks = self._masks
+
+    @property
+    def factors(self) -> Params:
+        """The masks as numbers, to multiply by."""
+        if self._factors is None or self._factors[0] is not self._masks:
+            self._factors = (self._masks, as_factors(self._masks, self.params))
+        return self._factors[1]
 
 
 def begin(ctx: Ctx, params: Params, masks: Masks, rate: float) -> Work:
     """Starts from parameters that are zero outside of their masks."""
-    own = ctx.task.own(params)
-    return Work(own, masks, as_factors(masks, own), masks, rate)
+    return Work(Model(ctx.task, ctx.task.own(params), masks), masks, rate, _masks=masks)
 
 
 def step(
@@ -57,24 +91,18 @@ def step(
         prox: strength of the pull towards `work.anchor`, as in FedProx.
         momentum_everywhere: masked weights keep a momentum, though not a value.
     """
-    late = momentum_everywhere or bool(work.frozen)
-    loss, grads = ctx.task.gradients(work.params, batch, None if late else work.factors)
+    if not momentum_everywhere:
+        loss = work.model.step(batch, training, work.rate, prox, work.anchor)
+        return record(work, loss, batch)
+    loss, grads = ctx.task.gradients(work.params, batch, work.masks, everywhere=True)
     if prox:
         optim.pull(grads, work.params, work.anchor, prox)
-    if work.frozen:
-        # Frozen weights are not zero, so weight decay must not see them.
-        if training.weight_decay:
-            weights = [work.params[name] for name in grads]
-            torch._foreach_add_(list(grads.values()), weights, alpha=training.weight_decay)
-            training = replace(training, weight_decay=0.0)
-        multiply(grads, work.factors)
     training.update(work.params, grads, work.velocity, work.rate)
-    if momentum_everywhere:
-        multiply(work.params, work.factors)
-    record(work, loss, batch)
+    multiply(work.params, work.factors)
+    return record(work, loss, batch)
 
 
-def record(work: Work, loss: Tensor, batch: Batch) -> None:
+def record(work: Work, loss: Tensor | float, batch: Batch) -> None:
     """Adds a batch to the mean training loss."""
     work.loss = work.loss + loss * len(batch.y)
     work.examples += len(batch.y)
@@ -83,7 +111,6 @@ def record(work: Work, loss: Tensor, batch: Batch) -> None:
 def change_masks(ctx: Ctx, work: Work, change: Change, reset_momentum: bool = True) -> None:
     """Continues with other masks; regrown weights start from zero, by default without momentum."""
     work.masks = change.masks
-    work.factors = as_factors(change.masks, work.params)
     alive = sparsity.union(change.kept, work.frozen) if work.frozen else change.kept
     survivors = as_factors(alive, work.params)
     multiply(work.params, survivors)
@@ -91,10 +118,16 @@ def change_masks(ctx: Ctx, work: Work, change: Change, reset_momentum: bool = Tr
         multiply(momentum(ctx, work), survivors)
 
 
-def dense_gradient(ctx: Ctx, work: Work, batch: Batch) -> Params:
-    """The gradient of all weights, masked ones too; running statistics are left alone."""
-    statistics = {name: work.params[name].clone() for name in ctx.task.layout.buffers}
-    return ctx.task.gradients({**work.params, **statistics}, batch).grads
+def dense_gradient(ctx: Ctx, work: Work, batch: Batch, params: Params | None = None) -> Params:
+    """The gradient of all weights, masked ones too; running statistics are left alone.
+
+    Args:
+        params: what the module computes with, if that is not the model itself.
+    """
+    params = params or work.params
+    statistics = {name: params[name].clone() for name in ctx.task.layout.buffers}
+    masks = work.model.masks
+    return ctx.task.gradients({**params, **statistics}, batch, masks, everywhere=True).grads
 
 
 def momentum(ctx: Ctx, work: Work) -> Params:
@@ -105,7 +138,7 @@ def momentum(ctx: Ctx, work: Work) -> Params:
 
 def mean_loss(work: Work) -> float:
     """The mean training loss of the round."""
-    return work.loss.item() / max(work.examples, 1)
+    return float(work.loss) / max(work.examples, 1)
 
 
 def metrics(work: Work, moved: bool = False) -> dict[str, float]:

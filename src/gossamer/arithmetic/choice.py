@@ -1,0 +1,69 @@
+"""Which arithmetic a model is computed with: a rule of shapes, batch and density alone.
+
+Timings would choose differently from run to run, and with them the last bits of all results. The
+bounds come from `python -m benchmarks arithmetic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gossamer.arithmetic.plan import Layer, Plan
+
+Arithmetic = Literal["auto", "torch", "native"]
+"""`auto` follows the rule, the others override it."""
+Way = Literal["torch", "native sparse", "native dense"]
+
+CONVOLUTION = 0.6
+"""Density up to which a convolution is computed at its non-zeros only."""
+LINEAR = {0: 0.25, 32: 0.3, 64: 0.4}
+"""The same for linear layers, by the smallest batch for which it holds."""
+MODEL = 0.4
+"""Density, weighted by multiplications, up to which a model is left to the kernels."""
+SMALL = 40e6
+"""Multiplications of a batch below which the kernels win at any density: calls cost more."""
+
+
+def sparse(layer: Layer, density: float, batch: int) -> bool:
+    """Whether a layer is computed at its non-zeros only."""
+    if layer.convolution:
+        return density <= CONVOLUTION
+    return density <= next(
+        LINEAR[least] for least in sorted(LINEAR, reverse=True) if batch >= least
+    )
+
+
+def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:
+    """Whether a model is computed by the kernels rather than by torch."""
+    total = sum(layer.macs for layer in plan.layers.values())
+    if total * batch <= SMALL:
+        return True
+    active = sum(layer.macs * densities.get(name, 1.0) for name, layer in plan.layers.items())
+    return active <= MODEL * total
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """How one layer is computed, for the log and for people."""
+
+    name: str
+    density: float
+    macs: int
+    way: Way
+
+
+def choices(
+    plan: Plan, densities: Mapping[str, float], batch: int, wanted: Arithmetic
+) -> list[LayerChoice]:
+    """How each layer is computed."""
+    kernels = wanted == "native" or (wanted == "auto" and native(plan, densities, batch))
+    rows = []
+    for name, layer in plan.layers.items():
+        density = densities.get(name, 1.0)
+        way: Way = "torch"
+        if kernels:
+            way = "native sparse" if sparse(layer, density, batch) else "native dense"
+        rows.append(LayerChoice(name, density, layer.macs, way))
+    return rows

@@ -1,0 +1,60 @@
+// The C interface of the kernels. Handles are pointers that the caller frees.
+#include "plan.h"
+
+using namespace gossamer;
+
+extern "C" {
+
+// The best build for this processor: 2 for AVX-512, 1 for AVX2, 0 for the plain one.
+int gossamer_best_build() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  return avx2 && avx512 ? 2 : avx2 ? 1 : 0;
+#else
+  return 0;
+#endif
+}
+
+void* gossamer_plan(const Step* steps, int64_t step_count, const Value* values, int64_t value_count,
+                    int64_t input, int64_t output, int64_t floats) {
+  return make_plan(steps, step_count, values, value_count, input, output, floats);
+}
+void gossamer_free_plan(void* plan) { delete (Plan*)plan; }
+
+void* gossamer_workspace() { return new Workspace; }
+int64_t gossamer_workspace_bytes(void* workspace) { return (int64_t)((Workspace*)workspace)->bytes(); }
+void gossamer_free_workspace(void* workspace) { delete (Workspace*)workspace; }
+
+// The index lists of a step's mask, one byte for each weight in memory order.
+void* gossamer_lists(void* plan, int64_t step, const uint8_t* mask) {
+  const Plan& p = *(Plan*)plan;
+  return new Lists(make_lists(p.geometry(p.steps[step]), mask));
+}
+int64_t gossamer_lists_count(void* lists) { return ((Lists*)lists)->forward.count(); }
+void gossamer_free_lists(void* lists) { delete (Lists*)lists; }
+
+// Between all weights and those of the lists.
+void gossamer_pack(void* lists, const float* weights, float* values) {
+  const std::vector<int32_t>& places = ((Lists*)lists)->places;
+  for (size_t k = 0; k < places.size(); k++) values[k] = weights[places[k]];
+}
+void gossamer_unpack(void* lists, const float* values, float* weights) {
+  const std::vector<int32_t>& places = ((Lists*)lists)->places;
+  for (size_t k = 0; k < places.size(); k++) weights[places[k]] = values[k];
+}
+
+// One step of SGD on tensors whose gradients are given.
+void gossamer_descend(Param* params, int64_t count, double rate, double momentum, double weight_decay, int64_t first) {
+  for (int64_t p = 0; p < count; p++) descend(params[p], rate, momentum, weight_decay, first);
+}
+
+// 0, or 1 if a label is not a class.
+int64_t gossamer_run(void* plan, void* workspace, Call* call) {
+  return Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run() ? 0 : 1;
+}
+
+}  // extern "C"

@@ -1,0 +1,427 @@
+// A plan: a traced model as a list of steps, run forward, backward and through the optimiser in one
+// call. Plans do not depend on the batch: places in memory are counted in floats per example.
+#pragma once
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "layers.h"
+#include "linear.h"
+
+namespace gossamer {
+
+enum Kind : int64_t {
+  CONVOLUTION, LINEAR, BATCH_NORM, GROUP_NORM, RELU, MAX_POOL, AVERAGE_POOL, ADD, FLATTEN, SUBSAMPLE,
+  SOFTMAX, DROPOUT
+};
+constexpr int64_t NONE = -1;
+
+// The structs below are filled in from Python: only 8-byte fields, in this order.
+
+struct Value {  // an activation and its gradient
+  int64_t channels, height, width;
+  int64_t offset, halo;            // of the activation
+  int64_t grad_offset, grad_halo;  // of the gradient; the offset is NONE if nobody needs it
+};
+
+struct Step {
+  int64_t kind, relu;
+  int64_t input, other, output;  // values; `other` is the second term of a sum
+  int64_t weight, bias, mean, variance;  // parameters
+  int64_t kernel_height, kernel_width, stride_y, stride_x, pad_y, pad_x;
+  int64_t groups;  // of a group norm
+  int64_t adds, other_adds;  // whether the input's gradient holds another consumer's part already
+  int64_t whole_channels;    // of a dropout
+  double epsilon, momentum, rate;
+};
+
+struct Param {
+  float* values;      // all weights, or those at the non-zeros of `lists`
+  float* grad;        // null: not wanted
+  float* velocity;    // null: no momentum
+  const float* anchor;
+  int64_t count;
+  const uint8_t* mask;  // of the values that are trained; null: all of them
+  const Lists* lists;   // null: a full tensor
+  int64_t everywhere;  // with lists: the gradient is that of all weights, also of the pruned ones
+};
+
+struct Call {
+  const float* x;
+  int64_t stride_n, stride_c, stride_y, stride_x;  // of x, in floats
+  const int64_t* labels;  // null: no loss
+  int64_t batch;
+  Param* params;
+  int64_t param_count;
+  const uint64_t* seeds;  // of the dropouts, in the order of their steps
+  int64_t training, backward, update, first;
+  double rate, momentum, weight_decay, clip, prox;
+  float* outputs;  // [example][class]; null: not wanted
+  double loss;
+};
+
+struct Plan {
+  std::vector<Step> steps;
+  std::vector<Value> values;
+  std::vector<Taps> taps;            // of each step that is a layer with weights
+  std::vector<long> kept;            // where a step keeps statistics, in floats; where it keeps choices
+  int64_t input, output, floats;     // floats of all values, per example
+  long statistics = 0, example_statistics = 0, choices = 0;
+
+  Geometry geometry(const Step& s) const {
+    const Value &in = values[s.input], &out = values[s.output];
+    const bool linear = s.kind == LINEAR;
+    Geometry g;
+    g.inputs = (int)in.channels, g.outputs = (int)out.channels;
+    g.kernel_height = linear ? 1 : (int)s.kernel_height, g.kernel_width = linear ? 1 : (int)s.kernel_width;
+    g.stride_y = linear ? 1 : (int)s.stride_y, g.stride_x = linear ? 1 : (int)s.stride_x;
+    g.pad_y = linear ? 0 : (int)s.pad_y, g.pad_x = linear ? 0 : (int)s.pad_x;
+    g.height = (int)in.height, g.width = (int)in.width;
+    g.out_height = (int)out.height, g.out_width = (int)out.width;
+    g.in_pitch = (int)(in.width + 2 * in.halo), g.grad_pitch = (int)(out.width + 2 * out.grad_halo);
+    return g;
+  }
+};
+
+// Floats at the boundary of a cache line; a vector that crosses one takes twice as long to load.
+class Floats {
+ public:
+  Floats() = default;
+  Floats(const Floats&) = delete;
+  Floats& operator=(const Floats&) = delete;
+  ~Floats() { free(at); }
+
+  // At least `count` floats; what was there before is lost if it has to grow.
+  float* room(size_t count) {
+    if (count > held) {
+      free(at);
+      held = (count + LANES - 1) / LANES * LANES;
+      at = (float*)aligned_alloc(64, held * sizeof(float));
+      if (!at) throw std::bad_alloc();
+    }
+    return at;
+  }
+  float* data() const { return at; }
+  size_t size() const { return held; }
+
+ private:
+  float* at = nullptr;
+  size_t held = 0;
+};
+
+// Memory that one thread uses again from call to call.
+struct Workspace {
+  Floats arena, statistics, values, sums;
+  std::vector<uint8_t> choices;
+
+  size_t bytes() const {
+    return sizeof(float) * (arena.size() + statistics.size() + values.size() + sums.size()) + choices.size();
+  }
+};
+
+static Plan* make_plan(const Step* steps, int64_t step_count, const Value* values, int64_t value_count,
+                       int64_t input, int64_t output, int64_t floats) {
+  auto plan = std::make_unique<Plan>();
+  plan->steps.assign(steps, steps + step_count);
+  plan->values.assign(values, values + value_count);
+  plan->input = input, plan->output = output, plan->floats = floats;
+  for (const Step& s : plan->steps) {
+    const Value &in = plan->values[s.input], &out = plan->values[s.output];
+    plan->taps.push_back(s.kind == CONVOLUTION ? make_taps(plan->geometry(s)) : Taps());
+    long at = 0;
+    if (s.kind == BATCH_NORM) at = plan->statistics, plan->statistics += 5 * in.channels;
+    if (s.kind == GROUP_NORM) at = plan->example_statistics, plan->example_statistics += 2 * s.groups;
+    if (s.kind == MAX_POOL) at = plan->choices, plan->choices += out.channels * out.height * out.width;
+    plan->kept.push_back(at);
+  }
+  return plan.release();
+}
+
+// One step of SGD. The rounding is that of torch's vector code, where that has one of its own.
+static void descend(Param& p, double learning_rate, double momentum_share, double weight_decay, bool first) {
+  const float rate = (float)-learning_rate, momentum = (float)momentum_share, decay = (float)weight_decay;
+  float* __restrict__ w = p.values;
+  float* __restrict__ g = p.grad;
+  float* __restrict__ v = p.velocity;
+  if (decay)
+    for (int64_t i = 0; i < p.count; i++) g[i] += !p.mask || p.mask[i] ? decay * w[i] : 0.f;
+  if (momentum == 0.f) {
+    for (int64_t i = 0; i < p.count; i++) w[i] = fused(rate, g[i], w[i]);
+  } else if (first) {
+    for (int64_t i = 0; i < p.count; i++) v[i] = g[i], w[i] = fused(rate, g[i], w[i]);
+  } else {
+    for (int64_t i = 0; i < p.count; i++) v[i] = momentum * v[i] + g[i], w[i] = fused(rate, v[i], w[i]);
+  }
+}
+
+// One call: the batch, the parameters, and memory.
+class Execution {
+ public:
+  Execution(const Plan& plan, Workspace& memory, Call& call) : plan(plan), memory(memory), call(call), batch((int)call.batch) {
+    memory.arena.room(plan.floats * batch);
+    memory.statistics.room(plan.statistics + plan.example_statistics * batch);
+    if (memory.choices.size() < (size_t)plan.choices * batch) memory.choices.resize((size_t)plan.choices * batch);
+  }
+
+  // False if a label is not a class.
+  bool run() {
+    const Image logits = image(plan.output);
+    if (call.labels)
+      for (int b = 0; b < batch; b++)
+        if (call.labels[b] < 0 || call.labels[b] >= logits.channels) return false;
+    read_batch();
+    for (size_t i = 0; i < plan.steps.size(); i++) forward(plan.steps[i], i);
+    if (call.outputs) transpose(logits.channels, batch, logits.at, batch, call.outputs, logits.channels);
+    if (call.labels)
+      call.loss = cross_entropy(logits, call.labels, call.backward ? gradient(plan.output).at : nullptr);
+    if (call.backward)
+      for (size_t i = plan.steps.size(); i-- > 0;) backward(plan.steps[i], i);
+    if (call.update) update();
+    return true;
+  }
+
+ private:
+  const Plan& plan;
+  Workspace& memory;
+  Call& call;
+  const int batch;
+
+  Image place(const Value& v, int64_t offset, int64_t halo) const {
+    float* at = memory.arena.data() + (offset + halo) * batch;
+    return {at, (int)v.channels, (int)v.height, (int)v.width, (int)halo, batch};
+  }
+  Image image(int64_t value) const { return place(plan.values[value], plan.values[value].offset, plan.values[value].halo); }
+  Image gradient(int64_t value) const { return place(plan.values[value], plan.values[value].grad_offset, plan.values[value].grad_halo); }
+  bool wanted(int64_t value) const { return plan.values[value].grad_offset != NONE; }
+  Param* param(int64_t index) const { return index == NONE ? nullptr : &call.params[index]; }
+  const float* values_of(int64_t index) const { return index == NONE ? nullptr : call.params[index].values; }
+  float* grad_of(int64_t index) const { return index == NONE ? nullptr : call.params[index].grad; }
+
+  void read_batch() {
+    const Image in = image(plan.input);
+    clear_halo(in);
+    for (int c = 0; c < in.channels; c++)
+      for (int y = 0; y < in.height; y++) {
+        const float* from = call.x + c * call.stride_c + y * call.stride_y;
+        float* to = in.of(c, y);
+        if (call.stride_x == 1 && in.width > 1) {
+          transpose(batch, in.width, from, call.stride_n, to, batch);
+          continue;
+        }
+        for (int x = 0; x < in.width; x++)
+          for (int b = 0; b < batch; b++) to[(long)x * batch + b] = from[b * call.stride_n + x * call.stride_x];
+      }
+  }
+
+  // ---- layers with weights --------------------------------------------------------------------
+
+  Pass forward_pass(const Step& s, const Image& in, const Image& out) const {
+    return {out.channels, out.height, out.width, (int)s.kernel_height, (int)s.pad_y, (int)s.stride_y,
+            in.height, batch, in.row(), s.stride_x * batch, out.channel(), out.row(), batch, false, s.relu != 0};
+  }
+  Pass class_pass(const Step& s, const Class& c, const Image& grad, const Image& to) const {
+    return {to.channels, c.height, c.width, c.rows, c.pad, 1, grad.height, batch, grad.row(), batch,
+            to.channel(), s.stride_y * to.row(), s.stride_x * batch, s.adds != 0, false};
+  }
+
+  void convolve(const Step& s, size_t index) {
+    const Image in = image(s.input), out = image(s.output);
+    const Param& weight = *param(s.weight);
+    const Pass pass = forward_pass(s, in, out);
+    if (weight.lists) sparse_pass(pass, weight.lists->forward, weight.values, values_of(s.bias), in.at, out.at);
+    else dense_pass(pass, plan.taps[index].forward, weight.values, values_of(s.bias), in.at, out.at);
+  }
+
+  void convolve_backward(const Step& s, size_t index) {
+    const Image in = image(s.input), grad = gradient(s.output);
+    const Param& weight = *param(s.weight);
+    const Taps& taps = plan.taps[index];
+    Pass pass = forward_pass(s, in, grad);
+    if (weight.grad && weight.lists && !weight.everywhere) {
+      float* sums = memory.sums.room(std::max(CACHED, weight.lists->most) * LANES);
+      sparse_gradient(pass, weight.lists->forward, in.at, grad.at, sums, weight.grad);
+    } else if (weight.grad) {
+      float* sums = memory.sums.room(dense_gradient_floats(taps.forward.count(), pass.outputs));
+      dense_gradient(pass, taps.forward, in.at, grad.at, sums, weight.grad);
+    }
+    if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
+    if (!wanted(s.input)) return;
+    const Image to = gradient(s.input);
+    const std::vector<Class>& all = weight.lists ? weight.lists->backward : taps.backward;
+    for (const Class& c : all) {
+      float* first = to.of(0, c.first_y) + (long)c.first_x * batch;
+      const Pass part = class_pass(s, c, grad, to);
+      if (weight.lists) {
+        sparse_pass(part, c.list, gathered(c.list, weight.values), nullptr, grad.at, first);
+      } else {
+        float* kernel = memory.values.room((size_t)in.channels * c.list.count());
+        transpose_kernel(taps.geometry, c, weight.values, kernel);
+        dense_pass(part, c.list, kernel, nullptr, grad.at, first);
+      }
+    }
+  }
+
+  const float* gathered(const List& list, const float* values) {
+    float* to = memory.values.room(list.count());
+    for (long k = 0; k < list.count(); k++) to[k] = values[list.sources[k]];
+    return to;
+  }
+
+  void multiply(const Step& s) {
+    const Image in = image(s.input), out = image(s.output);
+    const Param& weight = *param(s.weight);
+    if (weight.lists) {
+      sparse_product(weight.lists->forward, out.channels, batch, weight.values, values_of(s.bias), in.at, false,
+                     s.relu != 0, out.at);
+    } else {
+      const Product product{out.channels, in.channels, batch, in.channels, 1, false, s.relu != 0};
+      dense_product(product, weight.values, values_of(s.bias), in.at, out.at);
+    }
+  }
+
+  void multiply_backward(const Step& s) {
+    const Image in = image(s.input), grad = gradient(s.output);
+    const Param& weight = *param(s.weight);
+    if (weight.grad && weight.lists && !weight.everywhere) {
+      sparse_product_gradient(weight.lists->forward, grad.channels, batch, grad.at, in.at, weight.grad);
+    } else if (weight.grad) {
+      float* rows = memory.sums.room((size_t)in.channels * batch);
+      transpose(in.channels, batch, in.at, batch, rows, in.channels);
+      outer_product(grad.channels, in.channels, batch, grad.at, rows, weight.grad);
+    }
+    if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
+    if (!wanted(s.input)) return;
+    float* to = gradient(s.input).at;
+    if (weight.lists) {
+      const List& list = weight.lists->backward[0].list;
+      sparse_product(list, in.channels, batch, gathered(list, weight.values), nullptr, grad.at, s.adds != 0, false, to);
+    } else {
+      const Product product{in.channels, grad.channels, batch, 1, in.channels, s.adds != 0, false};
+      dense_product(product, weight.values, nullptr, grad.at, to);
+    }
+  }
+
+  // ---- norms ----------------------------------------------------------------------------------
+
+  Norm norm_of(const Step& s, size_t index) const {
+    const int channels = (int)plan.values[s.input].channels;
+    float* at = memory.statistics.data() + plan.kept[index];
+    return {values_of(s.weight), values_of(s.bias), s.epsilon, at, at + channels, at + 2 * channels, at + 3 * channels};
+  }
+  Groups groups_of(const Step& s, size_t index) const {
+    float* at = memory.statistics.data() + plan.statistics + plan.kept[index] * batch;
+    return {(int)s.groups, values_of(s.weight), values_of(s.bias), s.epsilon, at, at + s.groups * batch};
+  }
+
+  void normalise(const Step& s, size_t index) {
+    const Image in = image(s.input), out = image(s.output);
+    const Norm norm = norm_of(s, index);
+    Param *mean = param(s.mean), *variance = param(s.variance);
+    if (!call.training && mean) return affine_norm(in, out, norm, mean->values, variance->values, s.relu);
+    float* measured = norm.mean + 4 * in.channels;
+    batch_norm(in, out, norm, s.relu, measured);
+    if (!call.training || !mean) return;
+    const float momentum = (float)s.momentum, rest = (float)(1 - s.momentum);
+    for (int c = 0; c < in.channels; c++) {
+      mean->values[c] = momentum * norm.mean[c] + rest * mean->values[c];
+      variance->values[c] = momentum * measured[c] + rest * variance->values[c];
+    }
+  }
+
+  // ---- steps ----------------------------------------------------------------------------------
+
+  Window window_of(const Step& s) const {
+    return {(int)s.kernel_height, (int)s.kernel_width, (int)s.stride_y, (int)s.stride_x, (int)s.pad_y, (int)s.pad_x};
+  }
+  uint8_t* choices_of(size_t index) const { return memory.choices.data() + plan.kept[index] * batch; }
+  uint64_t seed_of(size_t index) const {
+    int64_t before = 0;
+    for (size_t i = 0; i < index; i++) before += plan.steps[i].kind == DROPOUT;
+    return call.seeds ? call.seeds[before] : 0;
+  }
+
+  void forward(const Step& s, size_t index) {
+    const Image in = image(s.input), out = image(s.output);
+    clear_halo(out);
+    switch (s.kind) {
+      case CONVOLUTION: return convolve(s, index);
+      case LINEAR: return multiply(s);
+      case BATCH_NORM: return normalise(s, index);
+      case GROUP_NORM: return group_norm(in, out, groups_of(s, index), s.relu);
+      case RELU: return relu(in, out);
+      case MAX_POOL: return max_pool(in, out, window_of(s), s.relu, choices_of(index));
+      case AVERAGE_POOL: return average_pool(in, out, window_of(s), s.relu);
+      case ADD: return add_images(in, image(s.other), out, s.relu);
+      case FLATTEN: return copy_rows(in, out, false);
+      case SUBSAMPLE: return subsample(in, out, (int)s.stride_y);
+      case SOFTMAX: return softmax(in, out);
+      case DROPOUT:
+        if (call.training) return dropout(in, out, (float)s.rate, s.whole_channels, seed_of(index), false);
+        return copy_rows(in, out, false);
+    }
+  }
+
+  void backward(const Step& s, size_t index) {
+    if (!wanted(s.output)) return;
+    const Image grad = gradient(s.output);
+    clear_halo(grad);
+    if (s.relu && s.kind != MAX_POOL) mask_by_sign(image(s.output), grad);  // max_pool noted it
+    switch (s.kind) {
+      case CONVOLUTION: return convolve_backward(s, index);
+      case LINEAR: return multiply_backward(s);
+      case BATCH_NORM:
+        return batch_norm_backward(image(s.input), grad, gradient(s.input), norm_of(s, index), s.adds,
+                                   grad_of(s.weight), grad_of(s.bias));
+      case GROUP_NORM:
+        return group_norm_backward(image(s.input), grad, gradient(s.input), groups_of(s, index), s.adds,
+                                   grad_of(s.weight), grad_of(s.bias));
+      case ADD:
+        if (wanted(s.input)) copy_rows(grad, gradient(s.input), s.adds);
+        if (wanted(s.other)) copy_rows(grad, gradient(s.other), s.other_adds);
+        return;
+      default: break;
+    }
+    if (!wanted(s.input)) return;
+    const Image to = gradient(s.input);
+    switch (s.kind) {
+      case RELU:
+        mask_by_sign(image(s.output), grad);
+        return copy_rows(grad, to, s.adds);
+      case FLATTEN: return copy_rows(grad, to, s.adds);
+      case SOFTMAX: return softmax_backward(image(s.output), grad, to, s.adds);
+      case DROPOUT: return dropout(grad, to, (float)s.rate, s.whole_channels, seed_of(index), s.adds);
+      default: break;
+    }
+    if (!s.adds) clear(to);
+    if (s.kind == MAX_POOL) max_pool_backward(grad, to, window_of(s), choices_of(index));
+    if (s.kind == AVERAGE_POOL) average_pool_backward(grad, to, window_of(s));
+    if (s.kind == SUBSAMPLE) subsample_backward(grad, to, (int)s.stride_y);
+  }
+
+  // ---- SGD ------------------------------------------------------------------------------------
+
+  void update() {
+    const float prox = (float)call.prox;
+    double squares = 0;
+    for (int64_t p = 0; p < call.param_count; p++) {
+      Param& each = call.params[p];
+      if (!each.grad) continue;
+      if (prox)
+        for (int64_t i = 0; i < each.count; i++) each.grad[i] = fused(prox, each.values[i] - each.anchor[i], each.grad[i]);
+      if (each.mask)
+        for (int64_t i = 0; i < each.count; i++) each.grad[i] = each.mask[i] ? each.grad[i] : 0.f;
+      if (call.clip)
+        for (int64_t i = 0; i < each.count; i++) squares += (double)each.grad[i] * each.grad[i];
+    }
+    const float scale = call.clip ? (float)std::min(1.0, call.clip / (std::sqrt(squares) + 1e-6)) : 1.f;
+    for (int64_t p = 0; p < call.param_count; p++)
+      if (call.params[p].grad) {
+        Param& each = call.params[p];
+        if (scale != 1.f)
+          for (int64_t i = 0; i < each.count; i++) each.grad[i] *= scale;
+        descend(each, call.rate, call.momentum, call.weight_decay, call.first);
+      }
+  }
+};
+
+}  // namespace gossamer
