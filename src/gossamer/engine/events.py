@@ -118,6 +118,22 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class ArithmeticChosen:
+    """How layers are computed, at the densities of the server's masks.
+
+    Reported before the first round, and after a round that changes it.
+    """
+
+    round: int
+    kernels: str
+    """The build of the package's own kernels; empty if there is none."""
+    reason: str
+    """Why torch computes everything; empty if the kernels can run the model."""
+    layers: Mapping[str, str]
+    """For every layer `torch`, `native sparse` or `native dense`."""
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Accuracy after a round.
 
@@ -157,7 +173,14 @@ class Finished:
 
 
 Event: TypeAlias = (
-    Started | ClientFinished | ClientFailed | RoundFinished | Measured | Evaluated | Finished
+    Started
+    | ClientFinished
+    | ClientFailed
+    | RoundFinished
+    | Measured
+    | ArithmeticChosen
+    | Evaluated
+    | Finished
 )
 
 
