@@ -6,15 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    arithmetic,
     compact,
     flower,
-    masked,
     masks,
     messages,
     page,
     scale,
     speed,
     thresholds,
+    training,
     wire,
 )
 from benchmarks.machine import machine
@@ -26,7 +27,8 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "masks": masks.measure,
     "wire": wire.measure,
     "thresholds": thresholds.measure,
-    "masked": masked.measure,
+    "arithmetic": arithmetic.measure,
+    "training": training.measure,
     "compact": compact.measure,
     "flower": flower.measure,
     "messages": messages.measure,
