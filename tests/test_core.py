@@ -39,6 +39,13 @@ def test_folding_twice_is_folding_once(
     assert Key(1).fold(*first).fold(*second) == Key(1).fold(*first, *second)
 
 
+@given(parts)
+def test_a_key_is_the_key_of_philox(path: tuple[str | int, ...]) -> None:
+    key = Key(7).fold(*path)
+    plain = np.random.Philox(key=key.digest())
+    assert repr(key.numpy().bit_generator.state) == repr(plain.state)
+
+
 def test_a_number_and_its_text_are_different_paths() -> None:
     assert Key(1).fold(1).digest() != Key(1).fold("1").digest()
     assert Key(1).fold("ab", "c").digest() != Key(1).fold("a", "bc").digest()

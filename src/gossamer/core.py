@@ -53,12 +53,7 @@ class Key:
 
     def digest(self) -> int:
         """128 bits that depend on seed and path alone."""
-        text = hashlib.blake2b(digest_size=16)
-        for part in (self.seed, *self.path):
-            kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
-            encoded = body.encode()
-            text.update(f"{kind}{len(encoded)}:".encode() + encoded)
-        return int.from_bytes(text.digest(), "little")
+        return int.from_bytes(self._hash(), "little")
 
     def generator(self) -> torch.Generator:
         """A fresh torch generator (torch's CPU generator keeps 32 bits of its seed)."""
@@ -66,7 +61,26 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """A fresh NumPy generator that uses all 128 bits."""
-        return np.random.Generator(np.random.Philox(key=self.digest()))
+        return np.random.Generator(np.random.Philox(_PhiloxKey(self._hash())))  # type: ignore[arg-type]
+
+    def _hash(self) -> bytes:
+        text = hashlib.blake2b(digest_size=16)
+        for part in (self.seed, *self.path):
+            kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
+            encoded = body.encode()
+            text.update(f"{kind}{len(encoded)}:".encode() + encoded)
+        return text.digest()
+
+
+class _PhiloxKey(np.random.bit_generator.ISeedSequence):
+    """A key as a seed: `Philox(key=...)` first asks the system for entropy that it never uses."""
+
+    def __init__(self, key: bytes) -> None:
+        self._words = np.frombuffer(key, "<u8").astype(np.uint64)
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[Any]:
+        """The two words of the key, which are all that Philox asks for."""
+        return self._words
 
 
 @dataclass(frozen=True, slots=True)
