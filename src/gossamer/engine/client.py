@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch import Tensor
 from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
 from gossamer.core import AnyMethod, Batch, Ctx, Examples, Job, Key, Missing, Result
 from gossamer.data.federation import Augment, Federation
+from gossamer.engine.inbox import Inbox
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
-from gossamer.wire import Schema, UnknownMask, Written, decode, dump, held, write
+from gossamer.wire import Schema, UnknownMask, Written, dump, write
 
 Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
 
@@ -168,6 +169,12 @@ class Participant:
 
     run: Run
     abandoned: Callable[[], bool] = lambda: False
+    remembers: int = 0
+    """Decoded messages to remember, where many clients are sent the same one."""
+    inbox: Inbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inbox", Inbox(self.run.wire, self.remembers))
 
     def answer(self, task: Task, request: Request, kept: Callable[[], Any]) -> Answer:
         """Decodes the request, trains and encodes the reply.
@@ -185,8 +192,8 @@ class Participant:
         local = received = None
         try:
             local = kept()
-            known = held(local) if request.schema.revises else {}
-            received = decode(request.data, request.schema, run.wire, held=known)
+            message = self.inbox.read(request.data, request.schema, local)
+            received = message.record
             stage.append("data")
             where = (request.client, request.round, run.rounds)
             ctx = client_ctx(run.key, task, run.federation, *where)
@@ -200,6 +207,7 @@ class Participant:
                 at=stage.append,
                 dry=run.dry,
             )
+            message.check()
             stage.append("encode")
             schema = Schema.of(done.result.up)
             up = write(done.result.up, schema, run.wire, received, run.options.ledger)
