@@ -7,7 +7,7 @@ of its records, what it draws comes from a `Key`, and what it computes goes thro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
@@ -25,6 +25,7 @@ Params: TypeAlias = dict[str, Tensor]
 """Tensors by their names in the module: parameters, and buffers such as running statistics."""
 Masks: TypeAlias = dict[str, Tensor]
 """Bool tensors by the same names, true where a weight is kept."""
+Load: TypeAlias = Callable[[npt.NDArray[np.int64] | None], Tensor]
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -92,19 +93,44 @@ class Client:
     budget: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Examples:
-    """Inputs and labels, ready for the module: the first dimension counts examples."""
+    """Inputs and labels, ready for the module: the first dimension counts examples.
 
-    x: Tensor
-    y: Tensor
+    Inputs may be given as a function that makes tensors of stored ones, at some places or of all;
+    it is called when inputs are asked for, by `x` or in a new order by `take`.
+    """
+
+    __slots__ = ("_x", "y")
+
+    def __init__(self, x: Tensor | Load, y: Tensor) -> None:
+        self._x = x
+        self.y = y
+
+    @property
+    def x(self) -> Tensor:
+        if not isinstance(self._x, Tensor):
+            self._x = self._x(None)
+        return self._x
 
     def __len__(self) -> int:
-        return int(self.y.shape[0])
+        return len(self.y)
 
     def first(self, count: int) -> Examples:
         """The first `count` examples, or all if there are fewer."""
         return Examples(self.x[:count], self.y[:count])
+
+    def take(self, order: npt.NDArray[np.int64]) -> Examples:
+        """The examples at some places, in that order."""
+        places = torch.from_numpy(order)
+        x = rows(self._x, places) if isinstance(self._x, Tensor) else self._x(order)
+        return Examples(x, self.y.index_select(0, places))
+
+
+def rows(x: Tensor, order: Tensor) -> Tensor:
+    """Chosen inputs; images keep their channels innermost, where convolutions want them."""
+    if x.dim() != 4:
+        return x.index_select(0, order)
+    return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
