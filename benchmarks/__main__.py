@@ -13,6 +13,7 @@ from benchmarks import (
     messages,
     page,
     scale,
+    small_clients,
     speed,
     thresholds,
     training,
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "training": training.measure,
     "compact": compact.measure,
     "flower": flower.measure,
+    "small-clients": small_clients.measure,
     "messages": messages.measure,
     "page": page.measure,
 }

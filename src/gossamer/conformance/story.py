@@ -111,7 +111,9 @@ def image(value: object) -> bytes:
     match value:
         case Ctx():
             return image(value.data)
-        case Ensemble() | Exchange() | Client() | Examples() | Data() | Result() | Measures():
+        case Examples():
+            return image([value.x, value.y])
+        case Ensemble() | Exchange() | Client() | Data() | Result() | Measures():
             return image([getattr(value, each.name) for each in dataclasses.fields(value)])
         case Model():
             return image([value.params, value.velocity, value.masks, value.fixed])

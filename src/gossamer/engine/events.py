@@ -203,8 +203,15 @@ def _kind(name: str) -> str:
 
 def line(event: Event, clock: Clock) -> str:
     """An event as a line of the log."""
-    entry = {"event": kind(event), **plain(event), "clock": plain(clock)}
-    return json.dumps(entry, separators=(",", ":")) + "\n"
+    entry = {"event": kind(event), **vars(event), "clock": clock}
+    try:
+        return _FINITE.encode(entry) + "\n"
+    except ValueError:  # a number is not finite, which is rare and costs more
+        return _FINITE.encode(plain(entry)) + "\n"
+
+
+_FINITE = json.JSONEncoder(separators=(",", ":"), default=vars, allow_nan=False)
+"""Writes records as objects of their fields."""
 
 
 def plain(value: Any) -> Any:
