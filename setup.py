@@ -20,7 +20,7 @@ PACKAGE = "gossamer.arithmetic"
 FOLDER = Path("src", *PACKAGE.split("."))
 SOURCE = FOLDER / "native" / "gossamer.cpp"
 OPTIMISE = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno"]
-FLAGS = [*OPTIMISE, "-Wall", "-Wextra", "-shared", "-fPIC", "-s"]
+FLAGS = [*OPTIMISE, "-Wall", "-Wextra", "-Wno-psabi", "-shared", "-fPIC", "-s"]
 BUILDS = {"plain": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     BUILDS |= {
