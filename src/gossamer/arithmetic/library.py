@@ -67,6 +67,6 @@ def missing() -> str:
     if os.environ.get(VARIABLE) == "off":
         return f"native arithmetic is switched off by {VARIABLE}=off"
     return (
-        "native arithmetic was not built, because there was no C++ compiler at installation; "
+        "native arithmetic was not built, for want of a C++ compiler (C++20) at installation; "
         "sparse models train correctly, but no faster than dense ones"
     )
