@@ -5,19 +5,21 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 STAMP := .venv/.ready
 DEMO := .venv/.demo
 DOCS := .venv/.docs
+# What an installation is made from; the kernels are compiled again when their sources change.
+PACKAGE := pyproject.toml setup.py constraints.txt $(wildcard src/gossamer/arithmetic/native/*)
 
 .PHONY: setup demo test test-slow lint format bench docs clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): $(PACKAGE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) torch numpy
 	$(INSTALL) --editable ".[dev]"
 	@touch $(STAMP) $(DEMO)
 
 # A demo does not wait for the development tools.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): $(PACKAGE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) torch numpy
 	$(INSTALL) --editable ".[cli,plot,report,data]"

@@ -109,7 +109,7 @@ class SendsMoreAfterSteps(FedAvg):
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         found = super().finish(ctx, work)
-        more = {"loss": work.loss} if work.examples else {}
+        more = {"loss": torch.tensor(float(work.loss))} if work.examples else {}
         return replace(found, up=Up({**found.up.params, **more}))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer import FedAvg, Options, Training, run
+from gossamer.accounting import Entry
 from gossamer.engine import events
 from gossamer.engine.events import (
     ClientFailed,
@@ -33,6 +34,18 @@ def test_a_line_is_one_json_object_with_the_clock_last() -> None:
     found = json.loads(text)
     assert list(found)[:3] == ["event", "round", "client"] and list(found)[-1] == "clock"
     assert found["clock"] == {"time": 5.0, "seconds": 0.5}
+
+
+def test_numbers_that_are_not_finite_are_null_however_deep() -> None:
+    traffic = [Entry("up", "Up", "params", 8.0, float("inf"), 0.0)]
+    event = ClientFinished(
+        *(1, 2, 3, 4, 0.5, 6, 7, 8.0, 9.0, 10, 11, 12, None),
+        metrics={"loss": float("nan"), "rate": 0.5},
+        traffic=traffic,
+    )
+    found = json.loads(events.line(event, Clock(5.0, 0.5)))
+    assert found["metrics"] == {"loss": None, "rate": 0.5}
+    assert found["traffic"][0]["information"] is None and found["traffic"][0]["sent"] == 8.0
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])

@@ -361,6 +361,6 @@ def test_first_weights_that_were_sent_are_those_that_are_trained() -> None:
     doubled = {name: 2 * tensor for name, tensor in down.start.items()}
     work = run.method.begin(run.ctx, replace(down, start=doubled), None).work
     assert same(weights(work), doubled)
-    assert dump(run.method.begin(run.ctx, down, None).weights(work)) == dump(
-        toy().begin(run.ctx, replace(down, start={}), None).weights(work)
+    assert dump(weights(run.method.begin(run.ctx, down, None).work)) == dump(
+        weights(toy().begin(run.ctx, replace(down, start={}), None).work)
     )

@@ -27,18 +27,16 @@ SMALL = 40e6
 """Multiplications of a batch below which the kernels win at any density: calls cost more."""
 
 
+def bound(convolution: bool, batch: int) -> float:
+    """The density up to which a layer, linear or not, is computed at its non-zeros only."""
+    if convolution:
+        return CONVOLUTION
+    return LINEAR[max(least for least in LINEAR if batch >= least)]
+
+
 def sparse(layer: Layer, density: float, batch: int) -> bool:
     """Whether a layer is computed at its non-zeros only."""
-    return sparse_kind(layer.convolution, density, batch)
-
-
-def sparse_kind(convolution: bool, density: float, batch: int) -> bool:
-    """The same for a convolution, or for a linear layer."""
-    if convolution:
-        return density <= CONVOLUTION
-    return density <= next(
-        LINEAR[least] for least in sorted(LINEAR, reverse=True) if batch >= least
-    )
+    return density <= bound(layer.convolution, batch)
 
 
 def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:

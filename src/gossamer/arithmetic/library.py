@@ -26,7 +26,7 @@ class Library:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
         def function(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
-            each = getattr(c, f"gossamer_{name}")
+            each: ctypes._NamedFuncPointer = getattr(c, f"gossamer_{name}")
             each.restype, each.argtypes = result, arguments
             return each
 
@@ -74,6 +74,6 @@ def missing() -> str:
     if os.environ.get(VARIABLE) == "off":
         return f"native arithmetic is switched off by {VARIABLE}=off"
     return (
-        "native arithmetic was not built, because there was no C++ compiler at installation; "
+        "native arithmetic was not built, for want of a C++ compiler (C++20) at installation; "
         "sparse models train correctly, but no faster than dense ones"
     )

@@ -244,8 +244,9 @@ def _slice(builder: _Builder, node: fx.Node, value: object, part: nn.Module | No
 
 def _pad(builder: _Builder, node: fx.Node, value: object, part: nn.Module | None) -> None:
     """Zero channels behind the others, as in a shortcut without parameters."""
+    zeros = node.kwargs.get("mode", "constant") == "constant" and not node.kwargs.get("value")
     match builder.known(node.args[1:]):
-        case ((0, 0, 0, 0, 0, int(more)),) if more >= 0 and not node.kwargs:
+        case ((0, 0, 0, 0, 0, int(more)),) if more >= 0 and zeros:
             return builder.emit(node, value, Kind.SUBSAMPLE)
     raise Unsupported("it pads a tensor")
 

@@ -27,9 +27,8 @@ def _sparse(stored: Stored, batch: int) -> set[str]:
         for step in stored.chain.steps
         if step.layer
         and step.weight is not None
-        and choice.sparse_kind(
-            step.kind is Kind.CONVOLUTION, stored.tensors[step.weight].density, batch
-        )
+        and stored.tensors[step.weight].density
+        <= choice.bound(step.kind is Kind.CONVOLUTION, batch)
     }
 
 

@@ -15,7 +15,7 @@ from gossamer.deploy.format import decode
 from gossamer.deploy.kernels import Batches, Singles
 from gossamer.deploy.stored import Floats, Stored, Unreadable
 
-FEW = 6
+FEW = 12
 """Examples up to which one at a time is faster than all at once."""
 
 
@@ -38,7 +38,8 @@ class Predictor:
         """
         given = np.ascontiguousarray(x, np.float32)
         if given.shape == self.shape:
-            return self._outputs(given[None])[0]
+            scores: Floats = self._outputs(given[None])[0]
+            return scores
         if given.shape[1:] == self.shape:
             return self._outputs(given)
         raise ValueError(

@@ -9,7 +9,7 @@ low computational overhead. NeurIPS 2024. https://arxiv.org/abs/2406.00431 (numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Literal
@@ -25,8 +25,6 @@ from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
-
-Move = Callable[[Tensor, Tensor], Tensor]  # by sums over neurons and changes of thresholds
 
 
 @dataclass(frozen=True)
@@ -237,30 +235,21 @@ def pruned(params: Params, masks: Masks) -> Params:
     return params | {name: params[name] * mask for name, mask in masks.items()}
 
 
-def signed(sums: Tensor, change: Tensor) -> Tensor:
-    """A neuron whose threshold fell is important: its weights grow along their dominant sign."""
-    return -sums.sign() * change
-
-
-def follow(
-    weight: Tensor, changes: Tensor, move: Move = signed, divisor: int = 0, clamp: bool = True
-) -> Tensor:
+def follow(weight: Tensor, changes: Tensor) -> Tensor:
     """Equation 12 for a layer and each change of its thresholds, one row each.
 
-    A change moves all weights of a neuron alike, so sums over neurons are carried from one change
-    to the next and weights are touched once, unless they could leave [-1, 1] on the way.
+    A neuron whose threshold fell is important: its weights grow along their dominant sign. A change
+    moves all weights of a neuron alike, so sums over neurons are carried from one change to the
+    next and weights are touched once, unless they could leave [-1, 1] on the way.
     """
     fan_in = weight[0].numel()
-    divisor = divisor or fan_in
-    farthest = changes.abs().sum(0).max() / divisor
-    if clamp and float(weight.abs().max()) + float(farthest) > 1:
+    if float(weight.abs().max()) + float(changes.abs().sum(0).max() / fan_in) > 1:
         for change in changes:
-            step = move(row_sum(weight).double(), change) / divisor
+            step = -row_sum(weight).double().sign() * change / fan_in
             weight = (weight + column(step.to(weight.dtype), weight)).clamp_(-1, 1)
         return weight
     sums, total = row_sum(weight).double(), torch.zeros_like(changes[0])
     for change in changes:
-        step = move(sums, change)
-        sums = sums + fan_in / divisor * step
-        total += step
-    return weight + column((total / divisor).to(weight.dtype), weight)
+        step = -sums.sign() * change
+        sums, total = sums + step, total + step
+    return weight + column((total / fan_in).to(weight.dtype), weight)

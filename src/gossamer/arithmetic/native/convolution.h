@@ -109,7 +109,6 @@ INLINE void tiles(const Pass& p, Work work) {
   };
   constexpr bool common = W * N >= NATIVE;
   if (common && p.in_step == W * N) with_step.template operator()<common ? W * N : 0>();
-  else if (common && p.in_step == 2 * W * N) with_step.template operator()<common ? 2 * W * N : 0>();
   else with_step.template operator()<0>();
 }
 

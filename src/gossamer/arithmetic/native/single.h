@@ -59,8 +59,8 @@ struct Single {
 
 // ---- convolution ------------------------------------------------------------------------------
 
-constexpr int MOST_VECTORS = REGISTERS > 16 ? 16 : REGISTERS;  // of pixels in a tile
-constexpr int SHARING = 4;                                     // outputs that share a load
+constexpr int MOST_VECTORS = REGISTERS > 20 ? 20 : REGISTERS;  // of pixels in a tile
+constexpr int SHARING = 4;  // outputs that share a load
 
 // Sums of few vectors wait for each other, so they are split into chains.
 template <int T>

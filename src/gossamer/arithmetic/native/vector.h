@@ -38,6 +38,7 @@ template <int W>
 struct Register {
   typedef float type __attribute__((vector_size(W * 4)));
   typedef float memory __attribute__((vector_size(W * 4), aligned(4), may_alias));
+  typedef int32_t index __attribute__((vector_size(W * 4)));
 };
 template <>
 struct Register<1> {
@@ -137,12 +138,15 @@ INLINE Lanes<W> where_positive(const Lanes<W>& sign, Lanes<W> v) {
 // The first `count` lanes become zero: lanes that an earlier block has counted.
 template <int W>
 INLINE Lanes<W> without_first(Lanes<W> v, int count) {
-  if (W > 1 && count) {
-    float lane[W];
-    store<W>(lane, v);
-    for (int i = 0; i < W; i++)
-      if (i < count) lane[i] = 0;
-    v = load<W>(lane);
+  if constexpr (W > 1) {
+    if (!count) return v;
+    constexpr int width = Lanes<W>::width;
+    const typename Register<width>::type zero = {};
+    for (int i = 0; i < v.parts; i++) {
+      typename Register<width>::index lane;
+      for (int j = 0; j < width; j++) lane[j] = i * width + j;
+      v.part[i] = lane >= count ? v.part[i] : zero;
+    }
   }
   return v;
 }
