@@ -6,15 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    arithmetic,
     compact,
     flower,
-    masked,
     masks,
     messages,
     page,
     scale,
+    small_clients,
     speed,
     thresholds,
+    training,
     wire,
 )
 from benchmarks.machine import machine
@@ -26,9 +28,11 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "masks": masks.measure,
     "wire": wire.measure,
     "thresholds": thresholds.measure,
-    "masked": masked.measure,
+    "arithmetic": arithmetic.measure,
+    "training": training.measure,
     "compact": compact.measure,
     "flower": flower.measure,
+    "small-clients": small_clients.measure,
     "messages": messages.measure,
     "page": page.measure,
 }

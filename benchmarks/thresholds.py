@@ -1,8 +1,8 @@
-"""What SpaFL's thresholds cost on a client, over dense training for as many epochs.
+"""A client's round of SpaFL at several densities, over dense training for as many epochs.
 
 One client with 600 examples of Fashion-MNIST's size trains LeNet-5-Caffe for three epochs, by
 FedAvg and by SpaFL in turns: all of the client's work from the message it receives to the one it
-sends. SpaFL is measured with nothing pruned yet, and with thresholds that prune most weights.
+sends. Thresholds are set so that they prune more and more weights.
 """
 
 import statistics
@@ -11,12 +11,13 @@ import time
 import torch
 
 import gossamer as gs
-from gossamer import models
+from gossamer import accounting, models
 from gossamer.engine.client import AnyMethod, train
 from gossamer.methods.spafl import Down
 
-TURNS = 15
+TURNS = 7
 EXAMPLES = 600
+LEVELS = (0.0, 0.01, 0.015, 0.02, 0.025, 0.03, 0.033, 0.0345)
 
 
 def measure() -> dict[str, object]:
@@ -31,30 +32,35 @@ def measure() -> dict[str, object]:
     server = gs.Ctx(task, 1, 500, gs.Key(1), gs.Key(2))
     client = gs.Ctx(task, 2, 500, gs.Key(1).fold("client"), gs.Key(2), own)
     dense = gs.FedAvg(training=gs.Training(epochs=3, batch=64, lr=0.001, momentum=0.9))
-    sparse = gs.METHODS["spafl"]
+    sparse = gs.SpaFL(importance=False)
     fresh = sparse.down(server, sparse.init(server), gs.Client(0, EXAMPLES))
-    raised = Down(torch.full_like(fresh.thresholds, 0.03), fresh.missed)
     jobs: dict[str, tuple[AnyMethod, object]] = {
-        "fedavg": (dense, dense.down(server, dense.init(server), gs.Client(0, EXAMPLES))),
-        "spafl, dense": (sparse, fresh),
-        "spafl, pruned": (sparse, raised),
+        "fedavg": (dense, dense.down(server, dense.init(server), gs.Client(0, EXAMPLES)))
     }
+    for level in LEVELS:
+        down = Down(torch.full_like(fresh.thresholds, level), fresh.missed)
+        jobs[f"spafl {level}"] = (sparse, down)
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    densities = {}
+    densities: dict[str, float] = {}
     for turn in range(TURNS + 1):
         for name, (method, down) in jobs.items():
             start = time.process_time()
             done = train(method, client, down, None)
             if turn:
                 seconds[name].append(time.process_time() - start)
-            densities[name] = round(gs.cost.density(task.layout, done.result.masks), 3)
-    base = seconds["fedavg"]
+            densities[name] = round(accounting.density(task.layout, done.result.masks), 3)
+    base = seconds.pop("fedavg")
     return {
-        "job": f"lenet5_caffe, {EXAMPLES} examples, 3 epochs, batch 64, one core",
-        "seconds": {name: round(statistics.median(times), 3) for name, times in seconds.items()},
-        "ratio_to_fedavg": {
-            name: round(statistics.median(a / b for a, b in zip(times, base, strict=True)), 3)
+        "job": f"{EXAMPLES} examples, 3 epochs, batch 64, one core, median of {TURNS} turns",
+        "fedavg_seconds": round(statistics.median(base), 4),
+        "spafl": [
+            {
+                "density": densities[name],
+                "seconds": round(statistics.median(times), 4),
+                "to_fedavg": round(
+                    statistics.median(a / b for a, b in zip(times, base, strict=True)), 3
+                ),
+            }
             for name, times in seconds.items()
-        },
-        "density": densities,
+        ],
     }

@@ -10,13 +10,15 @@ from fractions import Fraction
 from math import ceil, floor
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import gossamer
-from gossamer import Batch, Client, Key, sample, sample_by_budget, sample_richest
+from gossamer import Batch, Client, Examples, Key, sample, sample_by_budget, sample_richest
 from gossamer.core import apportion, budgets_of
 from gossamer.data import Pool
 from helpers import linear, server_ctx
@@ -37,6 +39,13 @@ def test_folding_twice_is_folding_once(
     first: tuple[str | int, ...], second: tuple[str | int, ...]
 ) -> None:
     assert Key(1).fold(*first).fold(*second) == Key(1).fold(*first, *second)
+
+
+@given(parts)
+def test_a_key_is_the_key_of_philox(path: tuple[str | int, ...]) -> None:
+    key = Key(7).fold(*path)
+    plain = np.random.Philox(key=key.digest())
+    assert repr(key.numpy().bit_generator.state) == repr(plain.state)
 
 
 def test_a_number_and_its_text_are_different_paths() -> None:
@@ -272,3 +281,19 @@ def test_everything_public_is_there() -> None:
 def test_a_key_refuses_parts_that_are_neither_text_nor_whole_numbers() -> None:
     with pytest.raises(TypeError, match=r"not 0\.5"):
         Key(1).fold(0.5)  # type: ignore[arg-type]
+
+
+def test_stored_inputs_are_made_when_they_are_asked_for() -> None:
+    asked: list[object] = []
+    stored = torch.arange(12.0).reshape(4, 3)
+
+    def load(order: npt.NDArray[np.int64] | None) -> Tensor:
+        asked.append(order)
+        return stored if order is None else stored[torch.from_numpy(order)]
+
+    examples = Examples(load, torch.arange(4))
+    assert len(examples) == 4 and not asked
+    some = examples.take(np.array([2, 0]))
+    assert torch.equal(some.x, stored[[2, 0]]) and some.y.tolist() == [2, 0]
+    assert examples.x is examples.x and len(asked) == 2
+    assert torch.equal(examples.take(np.array([3])).x, stored[3:]) and len(asked) == 2

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 
 from gossamer import METHODS, FedAvg, FedAvgM, FedOpt, Training, fields, option
-from gossamer.methods.parts.server_optimiser import ServerOptimiser
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def test_every_setting_of_every_method_has_help_and_a_name_of_its_own(name: str)
         (FedAvg(training=Training(batch=0)), "--batch must be at least 1"),
         (FedAvg(training=Training(momentum=1.0)), "--momentum must be below 1"),
         (FedAvg(weighting="size"), "--weighting is one of samples, uniform"),  # type: ignore[arg-type]
-        (FedOpt(adaptive=ServerOptimiser(beta2=1.0)), "--beta2 must be below 1"),
-        (FedOpt(adaptive=ServerOptimiser("rmsprop")), "--optimizer is one of sgd, adam"),  # type: ignore[arg-type]
+        (FedOpt(beta2=1.0), "--beta2 must be below 1"),
+        (FedOpt(server="rmsprop"), "--server is one of sgd, adam"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_settings_of_methods_are_refused(method: object, refusal: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from gossamer import data, fields, models
 from gossamer.accounting import Network
+from gossamer.arithmetic.choice import Arithmetic
 from gossamer.core import AnyMethod, Key
 from gossamer.data.budgets import are_shares
 from gossamer.data.federation import Federation
@@ -55,7 +56,10 @@ class Experiment:
     rounds: int = option(100, "communication rounds", least=1)
     seed: int = option(0, "seed of all randomness", least=0)
     wire: str = option("f32", "number format of messages: f32 or f16, optionally +zstd or +ans")
-    precision: Precision = option("f32", "arithmetic of local training and evaluation")
+    precision: Precision = option("f32", "precision of local training and evaluation")
+    arithmetic: Arithmetic = option(
+        "auto", "torch, or own kernels for sparse and small models; auto: by a fixed rule"
+    )
     device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
     @property
@@ -150,6 +154,7 @@ class Config:
             prunable=patterns or None,
             precision=experiment.precision,
             device=experiment.device,
+            arithmetic=experiment.arithmetic,
         )
 
     def toml(self, command: str = "") -> str:

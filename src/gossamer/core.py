@@ -7,7 +7,7 @@ of its records, what it draws comes from a `Key`, and what it computes goes thro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
@@ -25,6 +25,7 @@ Params: TypeAlias = dict[str, Tensor]
 """Tensors by their names in the module: parameters, and buffers such as running statistics."""
 Masks: TypeAlias = dict[str, Tensor]
 """Bool tensors by the same names, true where a weight is kept."""
+Load: TypeAlias = Callable[[npt.NDArray[np.int64] | None], Tensor]
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -53,12 +54,7 @@ class Key:
 
     def digest(self) -> int:
         """128 bits that depend on seed and path alone."""
-        text = hashlib.blake2b(digest_size=16)
-        for part in (self.seed, *self.path):
-            kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
-            encoded = body.encode()
-            text.update(f"{kind}{len(encoded)}:".encode() + encoded)
-        return int.from_bytes(text.digest(), "little")
+        return int.from_bytes(self._hash(), "little")
 
     def generator(self) -> torch.Generator:
         """A fresh torch generator (torch's CPU generator keeps 32 bits of its seed)."""
@@ -66,7 +62,26 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """A fresh NumPy generator that uses all 128 bits."""
-        return np.random.Generator(np.random.Philox(key=self.digest()))
+        return np.random.Generator(np.random.Philox(_PhiloxKey(self._hash())))  # type: ignore[arg-type]
+
+    def _hash(self) -> bytes:
+        text = hashlib.blake2b(digest_size=16)
+        for part in (self.seed, *self.path):
+            kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
+            encoded = body.encode()
+            text.update(f"{kind}{len(encoded)}:".encode() + encoded)
+        return text.digest()
+
+
+class _PhiloxKey(np.random.bit_generator.ISeedSequence):
+    """A key as a seed: `Philox(key=...)` first asks the system for entropy that it never uses."""
+
+    def __init__(self, key: bytes) -> None:
+        self._words = np.frombuffer(key, "<u8").astype(np.uint64)
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[Any]:
+        """The two words of the key, which are all that Philox asks for."""
+        return self._words
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +93,44 @@ class Client:
     budget: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Examples:
-    """Inputs and labels, ready for the module: the first dimension counts examples."""
+    """Inputs and labels, ready for the module: the first dimension counts examples.
 
-    x: Tensor
-    y: Tensor
+    Inputs may be given as a function that makes tensors of stored ones, at some places or of all;
+    it is called when inputs are asked for, by `x` or in a new order by `take`.
+    """
+
+    __slots__ = ("_x", "y")
+
+    def __init__(self, x: Tensor | Load, y: Tensor) -> None:
+        self._x = x
+        self.y = y
+
+    @property
+    def x(self) -> Tensor:
+        if not isinstance(self._x, Tensor):
+            self._x = self._x(None)
+        return self._x
 
     def __len__(self) -> int:
-        return int(self.y.shape[0])
+        return len(self.y)
 
     def first(self, count: int) -> Examples:
         """The first `count` examples, or all if there are fewer."""
         return Examples(self.x[:count], self.y[:count])
+
+    def take(self, order: npt.NDArray[np.int64]) -> Examples:
+        """The examples at some places, in that order."""
+        places = torch.from_numpy(order)
+        x = rows(self._x, places) if isinstance(self._x, Tensor) else self._x(order)
+        return Examples(x, self.y.index_select(0, places))
+
+
+def rows(x: Tensor, order: Tensor) -> Tensor:
+    """Chosen inputs; images keep their channels innermost, where convolutions want them."""
+    if x.dim() != 4:
+        return x.index_select(0, order)
+    return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

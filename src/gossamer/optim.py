@@ -32,16 +32,14 @@ class Training:
     decay: float = option(0.99, "decay per round of the exponential schedule", above=0, most=1)
     lr_end: float = option(0.001, "final learning rate of exponential-to and cosine", least=0)
     lr_least: float = option(0.0, "lower bound of the learning rate", least=0)
-    lr_horizon: int = option(0, "rounds that the schedule spans; 0: all", least=0)
-    lr_lag: int = option(0, "rounds before the schedule starts", least=0)
     momentum: float = option(0.0, "momentum of local SGD, reset in each round", least=0, below=1)
     weight_decay: float = option(0.0, "weight decay of local SGD", least=0)
     clip: float = option(0.0, "clip gradients to this norm; 0: no clipping", least=0)
 
     def rate(self, ctx: Ctx) -> float:
         """The learning rate of the current round; the first round has `lr`."""
-        passed = max(ctx.round - 1 - self.lr_lag, 0)
-        share = passed / (self.lr_horizon or ctx.rounds)
+        passed = max(ctx.round - 1, 0)
+        share = passed / ctx.rounds
         match self.schedule:
             case "constant":
                 rate = self.lr

@@ -28,8 +28,8 @@ from gossamer.accounting import (
     visitors,
 )
 from gossamer.methods.parts.dense_model import Up
+from gossamer.methods.parts.frozen_weights import Frozen
 from gossamer.methods.parts.sparse_model import SparseModel
-from gossamer.methods.pffdst import Frozen
 from gossamer.task.layout import Layout
 from gossamer.wire import Packed, Revision, pack
 from helpers import conv, mlp

@@ -29,6 +29,7 @@ from gossamer import (
     option,
     sample,
 )
+from gossamer.arithmetic.model import Model
 from gossamer.conformance.promises import PROMISES, Finding, check
 from gossamer.core import Masks, Measures
 from gossamer.methods.fedavg import Server
@@ -108,7 +109,7 @@ class SendsMoreAfterSteps(FedAvg):
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         found = super().finish(ctx, work)
-        more = {"loss": work.loss} if work.examples else {}
+        more = {"loss": torch.tensor(float(work.loss))} if work.examples else {}
         return replace(found, up=Up({**found.up.params, **more}))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
@@ -201,7 +202,7 @@ class TrainsInPlace(FedAvg):
     """Begins with the server's own tensors; `step` then updates them."""
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        work = Work(down.params, self.training.rate(ctx))
+        work = Work(Model(ctx.task, down.params), self.training.rate(ctx))
         return Job(work, self.training.epochs, self.training.batch)
 
 

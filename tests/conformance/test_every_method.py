@@ -14,7 +14,7 @@ LEFT_OUT = {"fedadam-kingma", "fedsparse-low", "fedsparse-high"}
 VARIANTS: dict[str, AnyMethod] = {
     **{name: method for name, method in METHODS.items() if name not in LEFT_OUT},
     "fedavg-local": fields.replace(METHODS["fedavg"], {"buffers": "local", "momentum": 0.9}),
-    "fedopt-local": fields.replace(METHODS["fedopt"], {"buffers": "local", "optimizer": "sgd"}),
+    "fedopt-local": fields.replace(METHODS["fedopt"], {"buffers": "local", "server": "sgd"}),
     "fedsparse-pruning": fields.replace(
         METHODS["fedsparse-variants"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
     ),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import Batch, Ctx, Examples, FedAvg, Job, Key, Task, Training
-from gossamer.engine.client import Abandoned, Stage, batches, rows, train
+from gossamer.core import rows
+from gossamer.engine.client import Abandoned, Stage, batches, train
 from gossamer.methods.parts.dense_model import Down
 from helpers import Toy, client_ctx, linear, normed
 

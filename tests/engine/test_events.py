@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer import FedAvg, Options, Training, run
+from gossamer.accounting import Entry
 from gossamer.engine import events
 from gossamer.engine.events import (
     ClientFailed,
@@ -33,6 +34,18 @@ def test_a_line_is_one_json_object_with_the_clock_last() -> None:
     found = json.loads(text)
     assert list(found)[:3] == ["event", "round", "client"] and list(found)[-1] == "clock"
     assert found["clock"] == {"time": 5.0, "seconds": 0.5}
+
+
+def test_numbers_that_are_not_finite_are_null_however_deep() -> None:
+    traffic = [Entry("up", "Up", "params", 8.0, float("inf"), 0.0)]
+    event = ClientFinished(
+        *(1, 2, 3, 4, 0.5, 6, 7, 8.0, 9.0, 10, 11, 12, None),
+        metrics={"loss": float("nan"), "rate": 0.5},
+        traffic=traffic,
+    )
+    found = json.loads(events.line(event, Clock(5.0, 0.5)))
+    assert found["metrics"] == {"loss": None, "rate": 0.5}
+    assert found["traffic"][0]["information"] is None and found["traffic"][0]["sent"] == 8.0
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])
@@ -86,7 +99,7 @@ def test_another_seed_has_another_log(logs: list[Path], tmp_path: Path) -> None:
 def test_a_log_tells_the_whole_run_in_order(logs: list[Path]) -> None:
     kinds = [event["event"] for event in read(logs[0])]
     per_round = ["client-finished"] * 3 + ["round-finished", "evaluated"]
-    assert kinds == ["started", "evaluated", *per_round * 4, "finished"]
+    assert kinds == ["started", "arithmetic-chosen", "evaluated", *per_round * 4, "finished"]
     started = read(logs[0])[0]
     assert started["schema"] == events.SCHEMA and started["seed"] == 3
     assert started["settings"]["batch"] == 8 and started["pool"] == 6

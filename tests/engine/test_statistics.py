@@ -324,7 +324,7 @@ class Shifted(Toy):
 
     def make(self, key: Key, count: int) -> Examples:
         found = super().make(key, count)
-        return Examples(10 + 5 * found.x, found.y)
+        return Examples(100 + 5 * found.x, found.y)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ def close(found: Tensor, wanted: Any) -> None:
     torch.testing.assert_close(found, exact(wanted), rtol=0, atol=1e-8)
 
 
+def weights(work: Any) -> dict[str, Tensor]:
+    """All weights of a client's work; the variants hold them in their model."""
+    return getattr(work, "params", None) or work.model.params
+
+
 AnySpaFL = SpaFL | SpaFLVariants
 
 

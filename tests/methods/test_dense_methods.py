@@ -72,7 +72,7 @@ def test_fedavg_weights_by_samples(ctx: Ctx) -> None:
 
 
 def test_fedavg_is_server_sgd_with_rate_one(ctx: Ctx) -> None:
-    method = FedOpt(adaptive=ServerOptimiser("sgd", server_lr=1.0, beta1=0.0))
+    method = FedOpt(server="sgd", server_lr=1.0, beta1=0.0)
     merged = method.merge(ctx, method.init(ctx), exchanges(CLIENTS))
     assert weights(merged) == pytest.approx([1.1, -0.9], abs=1e-15)
     assert merged.moments.second == {}
@@ -126,15 +126,14 @@ def test_adam_is_that_of_torch(ctx: Ctx) -> None:
 
 
 def test_adagrad_is_that_of_torch(ctx: Ctx) -> None:
-    adagrad = ServerOptimiser("adagrad", server_lr=0.1, beta1=0.0, eps=1e-3, second_start=1e-6)
-    method = FedOpt(adaptive=adagrad)
+    method = FedOpt(server="adagrad", server_lr=0.1, beta1=0.0, eps=1e-3, second_start=1e-6)
     pseudo_gradients(
         ctx, method, torch.optim.Adagrad, 0.1, eps=1e-3, initial_accumulator_value=1e-6
     )
 
 
 def test_server_momentum_is_that_of_torch(ctx: Ctx) -> None:
-    adaptive = FedOpt(adaptive=ServerOptimiser("sgd", server_lr=0.5, beta1=0.9))
+    adaptive = FedOpt(server="sgd", server_lr=0.5, beta1=0.9)
     pseudo_gradients(ctx, adaptive, torch.optim.SGD, 0.5, momentum=0.9)
     method = FedAvgM(server_lr=0.5, weighting="uniform")
     pseudo_gradients(ctx, method, torch.optim.SGD, 0.5, momentum=0.9)

@@ -25,18 +25,18 @@ from gossamer import (
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.engine.expected import Expected
-from gossamer.methods.as_published.feddrop import FedDropVariants
+from gossamer.methods.as_published.feddrop import Axes, FedDropVariants
 from gossamer.methods.feddrop import Down, scales
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.models import build
-from gossamer.submodels.dropping import Dropping
+from gossamer.submodels.dropping import Dropping, DropRates, cut, plan
 from gossamer.wire import Schema
 from helpers import Toy, batch_of, client_ctx, mlp, same, server_ctx
 
 GIB = 2**30
 COLOUR, GREY = (3, 32, 32), (1, 28, 28)
 PAPER = METHODS["feddrop-paper"]
-HALF = Dropping(axes="units", conv_rate=0.5, linear_rate=0.5)
+HALF = Axes("units", Dropping(conv_rate=0.5, linear_rate=0.5))
 
 
 @cache
@@ -56,12 +56,12 @@ def resnet() -> Task:
     return task_of("resnet20", COLOUR, 100)
 
 
-def rates(conv: float, linear: float, **others: Any) -> Dropping:
-    return Dropping(conv_rate=conv, linear_rate=linear, **{"edge_rate": 0.0, **others})
+def rates(conv: float, linear: float, edge_rate: float = 0.0, axes: str = "inputs") -> Axes:
+    return Axes(axes, Dropping(conv, linear, edge_rate))
 
 
 def size(task: Task, dropping: Dropping) -> int:
-    return dropping.cut(task, 1).layout.count
+    return cut(dropping, task, 1).layout.count
 
 
 def gibibytes(count: int, rounds: int) -> float:
@@ -93,7 +93,7 @@ def gibibytes(count: int, rounds: int) -> float:
     ],
 )
 def test_sub_models_of_the_paper(
-    make: Any, dropping: Dropping, count: int, rounds: int, wanted: float
+    make: Any, dropping: DropRates, count: int, rounds: int, wanted: float
 ) -> None:
     assert size(make(), dropping) == count
     assert gibibytes(count, rounds) == pytest.approx(wanted, abs=0.025)
@@ -117,7 +117,7 @@ def test_messages_are_the_sub_model_and_a_seed_that_no_paper_counts(
 
 
 def test_the_defaults_are_the_best_rates_of_the_paper() -> None:
-    assert Dropping() == Dropping("inputs", 0.1, 0.5, 0.01)
+    assert Dropping() == Dropping(0.1, 0.5, 0.01)
     assert FedDrop(dropping=Dropping(edge_rate=0.0)) == PAPER
     assert FedDrop().adaptive == ServerOptimiser("adam", 1e-3, 0.9, 0.999, 1e-8, True, 0.0)
 
@@ -126,17 +126,17 @@ def test_the_defaults_are_the_best_rates_of_the_paper() -> None:
 
 
 def test_the_paper_s_axes_are_filters_of_conv1_and_inputs_of_fc1() -> None:
-    assert PAPER.dropping.plan(submodels.trace(lenet())) == {
+    assert plan(PAPER.dropping, submodels.trace(lenet())) == {
         "conv1.weight": 29,
         "fc1.weight:in": 800,
     }  # type: ignore[attr-defined]
 
 
 def test_residual_streams_stay_whole() -> None:
-    plan = Dropping().plan(submodels.trace(resnet()))
+    kept = plan(Dropping(), submodels.trace(resnet()))
     inner = [name for name in resnet().layout.leaves if name.endswith(".conv1.weight")]
-    assert list(plan) == inner and len(inner) == 9
-    assert set(plan.values()) == {15, 29, 58}
+    assert list(kept) == inner and len(inner) == 9
+    assert set(kept.values()) == {15, 29, 58}
 
 
 def test_counts_are_exact_where_floating_point_is_not() -> None:
@@ -144,13 +144,13 @@ def test_counts_are_exact_where_floating_point_is_not() -> None:
     wide = Task.of(
         nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 2)), torch.zeros(2, 2)
     )
-    plan = Dropping(axes="units", linear_rate=0.29).plan(submodels.trace(wide))
-    assert plan == {"0.weight": 71}
+    kept = plan(Axes("units", Dropping(linear_rate=0.29)), submodels.trace(wide))
+    assert kept == {"0.weight": 71}
 
 
 def test_every_unit_is_dropped_as_often_as_any_other() -> None:
     task, draws = mlp(), 400
-    kept = sum(HALF.cut(task, seed).keep["0.weight"].long() for seed in range(draws))
+    kept = sum(cut(HALF, task, seed).keep["0.weight"].long() for seed in range(draws))
     assert isinstance(kept, Tensor) and int(kept.sum()) == 4 * draws
     # Each count is binomial with a deviation of ten.
     assert (kept - draws / 2).abs().max() < 4 * 10
@@ -159,8 +159,8 @@ def test_every_unit_is_dropped_as_often_as_any_other() -> None:
 def test_inputs_of_the_first_and_last_layer_have_a_rate_of_their_own() -> None:
     chain = [nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)]
     task = Task.of(nn.Sequential(*chain), torch.zeros(2, 100))
-    plan = Dropping(edge_rate=0.2).plan(submodels.trace(task))
-    assert plan == {"0.weight:in": 80, "0.weight": 20, "2.weight": 32}
+    kept = plan(Dropping(edge_rate=0.2), submodels.trace(task))
+    assert kept == {"0.weight:in": 80, "0.weight": 20, "2.weight": 32}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_inputs_of_the_first_and_last_layer_have_a_rate_of_their_own() -> None:
 def test_what_cannot_be_dropped_is_refused_before_the_first_round(
     make: Any, axes: str, reason: str
 ) -> None:
-    method = FedDrop(dropping=Dropping(axes=axes))
+    method = FedDrop(dropping=Axes(axes))
     with pytest.raises(ValueError, match=reason):
         method.init(server_ctx(make()))
 
@@ -235,13 +235,13 @@ class Dropped(nn.Module):
 
 @pytest.mark.parametrize("dropping", DROPPINGS, ids=["units", "inputs"])
 def test_a_sub_model_learns_what_the_whole_one_does_with_activations_dropped(
-    dropping: Dropping,
+    dropping: DropRates,
 ) -> None:
     """Gradients of the small net are those of inverted dropout on whole units."""
     task = picture_net()
     params = task.init(Key(1))
-    cut = dropping.cut(task, 3)
-    flags = {name: mask.float() for name, mask in cut.keep.items()}
+    part = cut(dropping, task, 3)
+    flags = {name: mask.float() for name, mask in part.keep.items()}
     inverted = {name: each / each.mean() for name, each in flags.items()}
     # Where activations leave the layers: behind ReLU; behind flatten for single inputs.
     places = {"0.weight": 2, "3.weight": 4, "7.weight:in": 6, "7.weight": 8}
@@ -251,11 +251,11 @@ def test_a_sub_model_learns_what_the_whole_one_does_with_activations_dropped(
     whole = Dropped(net, {places[name]: inverted[name] for name in inverted}).train()
     examples = pictures()
     nn.functional.cross_entropy(whole(examples.x), examples.y).backward()
-    wanted = cut.take({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
+    wanted = part.take({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
 
     ctx, rate = client_ctx(task, examples), 0.1
     method = FedDrop(dropping=dropping, training=Training(lr=rate))
-    down = Down(cut.take(params), 3)
+    down = Down(part.take(params), 3)
     work = method.begin(ctx, down, None).work
     after = method.step(ctx, work, batch_of(examples.x, examples.y)).inner.params
     assert sum(tensor.numel() for tensor in after.values()) < 0.7 * sum(
@@ -269,14 +269,14 @@ def test_a_sub_model_learns_what_the_whole_one_does_with_activations_dropped(
 def test_without_rescaling_it_is_the_whole_net_with_silent_units() -> None:
     task = picture_net()
     params, examples = task.init(Key(1)), pictures()
-    cut = HALF.cut(task, 3)
+    part = cut(HALF, task, 3)
     ctx = client_ctx(task, examples)
     method = FedDropVariants(FedDrop(dropping=HALF), rescale=False)
-    work = method.begin(ctx, Down(cut.take(params), 3), None).work
+    work = method.begin(ctx, Down(part.take(params), 3), None).work
     small = work.task.logits(work.inner.params, examples.x)
-    torch.testing.assert_close(small, task.logits(cut.silence(params), examples.x))
+    torch.testing.assert_close(small, task.logits(part.silence(params), examples.x))
     assert work.scale == {}
-    assert scales(cut) == {"3.weight": 2.0, "7.weight": 2.0, "9.weight": 2.0}
+    assert scales(part) == {"3.weight": 2.0, "7.weight": 2.0, "9.weight": 2.0}
 
 
 def trained(method: FedDrop, task: Task, examples: Examples, round: int = 1) -> tuple[Down, Any]:
@@ -298,7 +298,7 @@ def test_a_client_declares_what_it_had_and_sends_it_back_in_the_same_shapes() ->
 
 
 def test_a_run_takes_less_work_than_with_all_units() -> None:
-    def flops(dropping: Dropping) -> tuple[int, float]:
+    def flops(dropping: DropRates) -> tuple[int, float]:
         method = FedDrop(clients=2, dropping=dropping)
         done = gs.run(method, mlp(), Toy(), rounds=1, options=Options(workers=1, eval_every=0))
         return done.cost.flops, done.density or 0.0

@@ -20,20 +20,21 @@ from gossamer import (
     Params,
     Task,
     Training,
+    fields,
     sparsity,
 )
 from gossamer.conformance.promises import check
 from gossamer.engine.client import train
 from gossamer.methods import feddrop
-from gossamer.methods.as_published.feddrop import FedDropVariants
+from gossamer.methods.as_published.feddrop import Axes, FedDropVariants
 from gossamer.methods.feddrop import Local
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
-from gossamer.submodels.dropping import Dropping
+from gossamer.submodels.dropping import Dropping, cut
 from gossamer.wire import WireError
 from helpers import CLASSES, Toy, client_ctx, mlp, normed, same, server_ctx
 
-HALF = Dropping(axes="units", conv_rate=0.5, linear_rate=0.5)
+HALF = Axes("units", Dropping(conv_rate=0.5, linear_rate=0.5))
 NONE = Dropping(conv_rate=0.0, linear_rate=0.0, edge_rate=0.0)
 PLAIN = ServerOptimiser("sgd", server_lr=1.0, beta1=0.0)
 """A server that takes the mean as it is."""
@@ -90,8 +91,8 @@ def test_what_a_client_lacks_counts_as_unchanged_or_not_at_all(
     shifts = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     for exchange, shift in zip(exchanges, by, strict=True):
         ones = {name: torch.ones_like(tensor) for name, tensor in exchange.down.params.items()}
-        cut = HALF.cut(ctx.task, exchange.down.seed)
-        for name, mask in cut.give(
+        part = cut(HALF, ctx.task, exchange.down.seed)
+        for name, mask in part.give(
             ones, {n: torch.zeros_like(t) for n, t in before.items()}
         ).items():
             weight = exchange.client.examples if weighting == "samples" else 1
@@ -117,7 +118,7 @@ def test_a_weight_that_nobody_had_goes_on_by_momentum_alone() -> None:
     ctx = server_ctx(mlp())
     method = FedDropVariants(FedDrop(dropping=HALF, adaptive=PLAIN), sub_models="same")
     before, after, exchanges = moved(ctx, method, (1.0, 1.0))
-    mask = HALF.cut(ctx.task, exchanges[0].down.seed).masks()["0.weight"]
+    mask = cut(HALF, ctx.task, exchanges[0].down.seed).masks()["0.weight"]
     assert torch.equal(after["0.weight"][~mask], before["0.weight"][~mask])
     torch.testing.assert_close(after["0.weight"][mask], before["0.weight"][mask] + 1)
 
@@ -163,14 +164,14 @@ def test_a_clients_own_model_is_what_it_sent_in_the_model_it_was_cut_from() -> N
     assert last.seen == {0: 3, 1: 2, 2: 4} and list(last.past) == [2, 3, 4]
     for id, local in locals.items():
         before = states[last.seen[id] - 1].params
-        cut = HALF.cut(task, local.seed)
-        wanted = cut.give(local.params, before)
+        part = cut(HALF, task, local.seed)
+        wanted = part.give(local.params, before)
         assert same(method.model(server_ctx(task, 4), last, local), wanted)
-        assert same(cut.take(wanted), local.params)
+        assert same(part.take(wanted), local.params)
     recent = FedDropVariants(method, personal_model="now")
     plain = feddrop.Server(last.params, last.moments, {}, {})
     found = recent.model(server_ctx(task, 4), plain, locals[1])
-    assert same(found, HALF.cut(task, locals[1].seed).give(locals[1].params, last.params))
+    assert same(found, cut(HALF, task, locals[1].seed).give(locals[1].params, last.params))
 
 
 def last_local(method: Any) -> Local | None:
@@ -199,7 +200,7 @@ def test_a_method_that_really_drops_keeps_every_promise() -> None:
 def test_it_learns() -> None:
     method = FedDrop(
         clients=6,
-        dropping=replace(HALF, linear_rate=0.25),
+        dropping=fields.replace(HALF, {"linear_rate": 0.25}),
         training=Training(epochs=5, batch=8, lr=0.3),
         adaptive=ServerOptimiser(server_lr=0.1),
     )

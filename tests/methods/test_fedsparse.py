@@ -44,7 +44,6 @@ from gossamer import (
 from gossamer.engine.client import batches, train
 from gossamer.methods.as_published.fedsparse import FedSparseVariants
 from gossamer.methods.fedsparse import FedSparse
-from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.sparsity import gated_training, hard_concrete
 from gossamer.sparsity.gated_training import Work
 from gossamer.submodels.compaction import part_of
@@ -406,8 +405,7 @@ def test_with_open_gates_it_is_fedopt_step_for_step(server: Any) -> None:
         optimizer=server,
         eps=1e-4,
     )
-    adaptive = ServerOptimiser(server, eps=1e-4)
-    dense = FedOpt(clients=4, training=Training(batch=8), adaptive=adaptive)
+    dense = FedOpt(clients=4, training=Training(batch=8), server=server, eps=1e-4)
     states: list[Any] = [each.init(server_ctx(task, round=0)) for each in (sparse, dense)]
     states[0] = replace(states[0], thresholds=states[0].thresholds - 1.0)
     for number in (1, 2, 3):

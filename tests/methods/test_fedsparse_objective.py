@@ -12,11 +12,10 @@ from fedsparse_cases import begun, net, pure, toy
 from torch import Tensor, nn
 
 from gossamer import Ctx, Task
-from gossamer.methods.as_published.fedsparse import FedSparseVariants, mean_of_open
+from gossamer.methods.as_published.fedsparse import FedSparseVariants, OtherGates, mean_of_open
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.sparsity import gated_training
 from gossamer.sparsity.gated_training import Work
-from gossamer.sparsity.grouping import Grouping
 from gossamer.sparsity.hard_concrete import HardConcrete
 from gossamer.submodels.compaction import part_of
 from helpers import server_ctx
@@ -45,7 +44,7 @@ LOGITS = vector(1.0, 0.60679775)
 def of_o4(concrete: HardConcrete) -> Work:
     """The client in the midst of its training."""
     task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2))
-    groups = Grouping(gate_head="gated").groups(task.layout)
+    groups = OtherGates(gate_head="gated").groups(task.layout)
     alive = {"weight": torch.ones(2, dtype=torch.bool)}
     part = part_of(task, groups, alive, {"weight": SERVER}, {})
     work = gated_training.begin(part, raw_of(0.499, 0.223), 1e-3, drift=0.1)

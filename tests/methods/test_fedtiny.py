@@ -375,7 +375,8 @@ def test_clients_send_the_largest_gradients_of_missing_weights_after_training() 
         ctx = found.client(2, exchange.client)
         held = mask_adjustment.Local(second.state.model.masks)
         work, batch = steps(method, ctx, exchange.down, held)[-1]
-        grads = ctx.task.gradients(work.model.params, batch).grads
+        model = work.model
+        grads = ctx.task.gradients(model.params, batch, model.masks, everywhere=True).grads
         asked = method.adjustment.due(found.server(2), sparsity.count(second.state.model.masks))
         assert isinstance(exchange.up.gradients, Largest) and list(asked) == list(LAYERS)
         for name, count in asked.items():

@@ -28,7 +28,7 @@ from gossamer import METHODS, Client, Exchange, sparsity
 from gossamer.conformance.bench import Round
 from gossamer.core import Missing
 from gossamer.engine.client import train
-from gossamer.methods.as_published.flash import FlashVariants, released
+from gossamer.methods.as_published.flash import FlashVariants, Horizon, released
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.flash import Flash, Server, Train
 from gossamer.methods.parts.held_versions import Local
@@ -278,7 +278,7 @@ def test_the_rate_of_the_released_code_is_late_and_goes_by_a_thousand_rounds(nam
 def test_random_masks_may_be_those_of_the_released_code_too() -> None:
     method = METHODS["pdst-code"]
     assert method == released(METHODS["pdst"]) and method.pure.allocation == "uniform"
-    assert method.pure.weighting == "uniform" and method.pure.training.lr_horizon == 1000
+    assert method.pure.weighting == "uniform" and method.horizon == Horizon(1000, 1)
     code = METHODS["spdst-code"]
     assert replace(method, pure=code.pure) == code
 
@@ -288,7 +288,7 @@ def test_the_presets_of_the_released_code_are_those_of_the_specification(name: s
     method = METHODS[name]
     assert method == released(METHODS[name.removesuffix("-code")])
     pure = method.pure
-    assert (pure.training.lr_horizon, pure.training.lr_lag) == (1000, 1)
+    assert method.horizon == Horizon(1000, 1)
     assert method.learning == Learning(exact=False, growth="bernoulli")
     assert (method.saturate, method.rounding, method.bernoulli) == ("cap-ratio", "floor", True)
     assert (method.probe_among, method.probe_saturate) == ("any", "clip")

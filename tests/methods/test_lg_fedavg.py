@@ -15,6 +15,7 @@ from gossamer import (
     METHODS,
     Client,
     Ctx,
+    Examples,
     Exchange,
     FedAvg,
     Key,
@@ -295,7 +296,7 @@ class Shuffled(Toy):
         data = super().client(id)
         order = torch.randperm(5, generator=Key(3).fold(id).generator())
         turned = {
-            name: replace(getattr(data, name), x=getattr(data, name).x[:, order])
+            name: Examples(getattr(data, name).x[:, order], getattr(data, name).y)
             for name in ("train", "test")
         }
         return replace(data, **turned)

@@ -109,7 +109,7 @@ def test_the_published_prior_and_its_gradient() -> None:
     for values, value in zip(CLIENTS, wanted, strict=True):
         assert float(surprise(distances(values), STRENGTH)) == pytest.approx(value, abs=5e-11)
     grads = pair((0.0, 0.0))
-    pull(grads, pair(CLIENTS[2]), list(map(pair, MODELS)), STRENGTH, 1.0)
+    pull(grads, pair(CLIENTS[2]), list(map(pair, MODELS)), STRENGTH)
     assert grads["w"].tolist() == pytest.approx([0.0052493596, -0.3947506404], abs=5e-11)
 
 
@@ -124,9 +124,9 @@ def test_the_pull_is_the_gradient_of_the_prior_over_all_tensors() -> None:
     squares = torch.stack(
         [sum(((leaves[n] - each[n]) ** 2).sum() for n in shapes) for each in models]  # type: ignore[misc]
     )
-    (0.7 * surprise(squares, 0.3)).backward()
+    surprise(squares, 0.3).backward()
     grads = {name: torch.ones_like(tensor) for name, tensor in here.items()}
-    pull(grads, here, models, 0.3, 0.7)
+    pull(grads, here, models, 0.3)
     for name, leaf in leaves.items():
         assert leaf.grad is not None
         torch.testing.assert_close(grads[name], 1 + leaf.grad)

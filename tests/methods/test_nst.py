@@ -28,6 +28,7 @@ from gossamer import METHODS, NST, Client, Ctx, Exchange, Key, sparsity
 from gossamer.accounting import Accounting, paper_bits
 from gossamer.conformance.toys import plain_task
 from gossamer.engine.client import train
+from gossamer.methods.as_published.flash import Horizon
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.nst import Sparse, Whole
 from gossamer.methods.parts.mask_learning import Update
@@ -244,7 +245,7 @@ def test_the_released_codes_way_has_counts_that_drift() -> None:
     method = toy("nst-code", prune_rate=0.5)
     loose = Learning(exact=False, growth="bernoulli")
     assert method.pure.weighting == "uniform" and method.bernoulli and method.learning == loose
-    assert (method.pure.training.lr_horizon, method.pure.training.lr_lag) == (1000, 1)
+    assert method.horizon == Horizon(1000, 1)
     counts = {total(result.masks) for round in played(method, 6) for result in round.results}
     assert len(counts) > 3
     assert heard(method, 6).summary.failed == 0  # they are let through

@@ -21,9 +21,10 @@ from gossamer.methods import METHODS
 from gossamer.methods.as_published import pffdst as published
 from gossamer.methods.as_published.pffdst import PFFDSTVariants
 from gossamer.methods.as_published.pffdst_phases import Phases
+from gossamer.methods.parts.frozen_weights import Local, Server
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import total
-from gossamer.methods.pffdst import PFFDST, Down, Local, Server
+from gossamer.methods.pffdst import PFFDST, Down
 from gossamer.optim import Training
 from gossamer.wire import HEADER
 

@@ -23,6 +23,7 @@ from spafl_cases import (
     told,
     toy,
     watched,
+    weights,
 )
 
 from gossamer import Batch, Key
@@ -50,7 +51,7 @@ def test_weights_train_under_their_mask_and_then_thresholds_alone(
     ctx = client_ctx(task, data(task))
     stages = watched(method, ctx, tell(told(task, method)), None)
     _, work = next(stages)
-    before, thresholds = copy(work.model.params), work.thresholds.clone()
+    before, thresholds = copy(weights(work)), work.thresholds.clone()
     masks = {each: mask.clone() for each, mask in work.model.masks.items()}
     assert any(not mask.all() and mask.any() for mask in masks.values())
     kinds = []
@@ -60,22 +61,22 @@ def test_weights_train_under_their_mask_and_then_thresholds_alone(
             assert torch.equal(work.thresholds, thresholds)
             for each, mask in masks.items():
                 assert torch.equal(work.model.masks[each], mask)
-                assert torch.equal(work.model.params[each][~mask], before[each][~mask])
-                assert not torch.equal(work.model.params[each][mask], before[each][mask])
-            trained = copy(work.model.params)
+                assert torch.equal(weights(work)[each][~mask], before[each][~mask])
+                assert not torch.equal(weights(work)[each][mask], before[each][mask])
+            trained = copy(weights(work))
         else:
             assert not torch.equal(work.thresholds, thresholds)
             thresholds = work.thresholds.clone()
             for each in task.layout.parameters:
-                assert torch.equal(work.model.params[each], trained[each])
+                assert torch.equal(weights(work)[each], trained[each])
         assert work.thresholds.min() >= 0 and work.thresholds.max() <= 1
-        assert all(work.model.params[each].abs().max() <= 1 for each in masks)
+        assert all(weights(work)[each].abs().max() <= 1 for each in masks)
     assert kinds == ["weights"] * 6 + ["thresholds"] * 3
     for each in task.layout.buffers:  # batch statistics are still gathered
-        assert not torch.equal(work.model.params[each], trained[each])
+        assert not torch.equal(weights(work)[each], trained[each])
     for each in task.layout.dense:
         if each != "0.bias" or name != "normed":  # which batch normalisation takes away again
-            assert not torch.equal(work.model.params[each], before[each])
+            assert not torch.equal(weights(work)[each], before[each])
 
 
 def test_a_mask_of_the_last_epoch_follows_the_thresholds() -> None:
@@ -109,7 +110,7 @@ def test_masks_in_weight_epochs_are_renewed_when_asked_for(
     for epoch, wanted in enumerate(follows):
         method = spafl(mask_refresh=refresh)
         ctx, work = start(method, layer([[0.5, 0.3]], (1.0,)), exact([0.2]))
-        work.model.params["weight"][0, 1] = 0.1  # as if trained
+        weights(work)["weight"][0, 1] = 0.1  # as if trained
         place = (2 * epoch, 6, epoch, 3.0, 2)
         batch = Batch(exact([[0.1, 0.2]]), torch.zeros(1, dtype=torch.int64), Key(0), *place)
         method.step(ctx, work, batch)
@@ -123,10 +124,10 @@ def test_biases_and_norms_train_in_the_last_epoch_when_asked_for() -> None:
     ctx = client_ctx(task, data(task))
     for kind, work in watched(method, ctx, tell(told(task, method)), None):
         if kind == "weights":
-            trained = copy(work.model.params)
+            trained = copy(weights(work))
     for name, leaf in task.layout.leaves.items():
         if name != "0.bias":  # which batch normalisation takes away again
-            assert torch.equal(work.model.params[name], trained[name]) == leaf.prunable
+            assert torch.equal(weights(work)[name], trained[name]) == leaf.prunable
 
 
 def test_everything_trains_at_once_when_joint() -> None:
@@ -134,20 +135,20 @@ def test_everything_trains_at_once_when_joint() -> None:
     ctx = client_ctx(task, data(task))
     stages = watched(method, ctx, tell(told(task, method)), None)
     _, work = next(stages)
-    before, thresholds = copy(work.model.params), work.thresholds.clone()
+    before, thresholds = copy(weights(work)), work.thresholds.clone()
     next(stages)
     assert not torch.equal(work.thresholds, thresholds)
     for name in task.layout.parameters:
-        assert not torch.equal(work.model.params[name], before[name])
+        assert not torch.equal(weights(work)[name], before[name])
 
 
 def test_overwritten_weights_are_lost_when_weights_train_and_only_then() -> None:
     method = spafl(overwrite_masked=True, lr=0.5, alpha=0.0)
     ctx, work = start(method, layer(), exact(TAU))
-    assert torch.equal(work.model.params["weight"], state(layer())["weight"])
+    assert torch.equal(weights(work)["weight"], state(layer())["weight"])
     feed(method, ctx, work, [1], per_epoch=1)
     feed(method, ctx, work, [1], per_epoch=1)  # more is masked now, and still there
-    assert torch.equal(work.model.params["weight"], state(layer())["weight"])
+    assert torch.equal(weights(work)["weight"], state(layer())["weight"])
     assert work.model.masks["weight"].tolist()[1] == [False, False, True]
 
 
@@ -161,7 +162,7 @@ def test_clipping_takes_weights_and_thresholds_together(clip: float) -> None:
         moves.append(
             torch.cat(
                 [
-                    work.model.params["weight"].flatten() - state(layer())["weight"].flatten(),
+                    weights(work)["weight"].flatten() - state(layer())["weight"].flatten(),
                     work.thresholds - exact(TAU),
                 ]
             )
@@ -177,7 +178,7 @@ def test_weight_decay_leaves_masked_weights_alone() -> None:
     ctx, work = start(method, layer(), exact(TAU))
     feed(method, ctx, work, [0])
     wanted = [[0.49 - 0.025, -0.22 + 0.01, 0.1], [-0.38 + 0.02, 0.3, -0.54 + 0.03]]
-    torch.testing.assert_close(work.model.params["weight"], exact(wanted), rtol=0, atol=1e-8)
+    torch.testing.assert_close(weights(work)["weight"], exact(wanted), rtol=0, atol=1e-8)
 
 
 # what is kept -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spafl_cases import Told, again, data, followed, kept, masks_of, toy, up
+from spafl_cases import Told, again, data, followed, kept, masks_of, toy, up, weights
 from torch import Tensor
 
 import gossamer as gs
@@ -200,9 +200,9 @@ def test_a_test_after_missed_rounds_shows_what_the_client_will_begin_with(
         work = run.work(0, local)
         masks = {each: mask.float() for each, mask in work.model.masks.items()}
         assert any((mask == 0).any() for mask in masks.values())
-        assert same(model, pruned(work.model.params, masks))
+        assert same(model, pruned(weights(work), masks))
         for each, tensor in received.items():
-            torch.testing.assert_close(work.model.params[each], tensor, rtol=0, atol=1e-6)
+            torch.testing.assert_close(weights(work)[each], tensor, rtol=0, atol=1e-6)
         run.next([1, 2])
 
 
@@ -217,7 +217,7 @@ def test_a_client_that_lost_its_state_starts_again() -> None:
     first = run.task.init(run.ctx.common.fold("init"))
     versions = torch.cat([torch.zeros(1, 11), down.missed, down.thresholds[None]])
     wanted = followed(run.method, run.task, first, versions)
-    assert same(work.model.params, wanted)
+    assert same(weights(work), wanted)
     assert torch.equal(work.known, run.server.history[-1])
 
 
@@ -327,7 +327,7 @@ def test_biases_and_norms_may_be_shared(downlink: str) -> None:
     shared = server.norm if downlink == "all" else done[0].up.norm  # as far as it has come
     assert same({n: model[n] for n in server.norm}, {n: shared[n] for n in server.norm})
     work = method.begin(own[0], told, done[0].local).work
-    assert same({n: work.model.params[n] for n in server.norm}, server.norm)
+    assert same({n: weights(work)[n] for n in server.norm}, server.norm)
     early = replace(method, eval_point="before").model(ctx, server, done[0].local)
     assert same({n: early[n] for n in server.norm}, {n: done[0].up.norm[n] for n in server.norm})
 
@@ -360,7 +360,7 @@ def test_first_weights_that_were_sent_are_those_that_are_trained() -> None:
     down = run.down(0)
     doubled = {name: 2 * tensor for name, tensor in down.start.items()}
     work = run.method.begin(run.ctx, replace(down, start=doubled), None).work
-    assert same(work.model.params, doubled)
-    assert dump(run.method.begin(run.ctx, down, None).work.model.params) == dump(
-        toy().begin(run.ctx, replace(down, start={}), None).work.model.params
+    assert same(weights(work), doubled)
+    assert dump(weights(run.method.begin(run.ctx, down, None).work)) == dump(
+        weights(toy().begin(run.ctx, replace(down, start={}), None).work)
     )

@@ -19,6 +19,7 @@ from spafl_cases import (
     merged,
     spafl,
     start,
+    weights,
 )
 from torch.nn import functional
 
@@ -41,7 +42,7 @@ def test_the_mask_of_the_worked_example() -> None:
     assert work.model.masks["weight"].tolist() == [[True, True, False], [True, False, True]]
     assert accounting.density(task.layout, method.finish(ctx, work).masks) == pytest.approx(2 / 3)
     close(
-        functional.linear(exact(INPUT), pruned(work.model.params, work.model.factors)["weight"]),
+        functional.linear(exact(INPUT), pruned(weights(work), work.model.factors)["weight"]),
         [0.01, -0.22],
     )
 
@@ -105,7 +106,7 @@ def test_a_step_of_the_weights(changes: dict[str, Any], wanted: list[list[float]
     method = spafl(**changes)
     ctx, work = start(method, layer(), exact(TAU))
     feed(method, ctx, work, [0])
-    close(work.model.params["weight"], wanted)
+    close(weights(work)["weight"], wanted)
     assert work.thresholds.tolist() == list(TAU)
 
 
@@ -122,7 +123,7 @@ def test_the_gradient_through_a_structured_mask() -> None:
     method = spafl(structured=True, mask_grad_to_weight=True)
     ctx, work = start(method, layer(), exact([0.3, 0.35]))
     feed(method, ctx, work, [0])
-    close((exact(WEIGHT) - work.model.params["weight"]) / 0.1, wanted)
+    close((exact(WEIGHT) - weights(work)["weight"]) / 0.1, wanted)
 
 
 @pytest.mark.parametrize(("clamp", "weight", "tau"), [(True, 1.0, 0.0), (False, 1.03, -0.02)])
@@ -130,7 +131,7 @@ def test_weights_and_thresholds_are_kept_in_range(clamp: bool, weight: float, ta
     method = spafl(alpha=0.0, **({} if clamp else {"clamp": False}))
     ctx, work = start(method, layer([[0.98]], (-1.0,)), exact([0.01]))
     feed(method, ctx, work, [0], x=[0.5])
-    close(work.model.params["weight"], [[weight]])
+    close(weights(work)["weight"], [[weight]])
     ctx, work = start(method, layer([[0.6]], (-1.0,)), exact([0.01]))
     feed(method, ctx, work, [1], x=[0.5])
     close(work.thresholds, [tau])
@@ -190,7 +191,7 @@ def test_a_step_of_the_thresholds(changes: dict[str, Any], wanted: list[float]) 
     ctx, work = start(method, layer(), exact(TAU))
     feed(method, ctx, work, [1])
     close(work.thresholds, wanted)
-    assert work.model.params["weight"].tolist() == exact(WEIGHT).tolist()
+    assert weights(work)["weight"].tolist() == exact(WEIGHT).tolist()
 
 
 def test_the_gradients_of_the_regularisers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from gossamer.conformance.toys import Tiny, normed_task, plain_task, small
 from gossamer.core import budgets_of
 from gossamer.engine.client import server_ctx
 from gossamer.engine.store import Store
-from gossamer.methods import PUBLISHED
+from gossamer.methods import PUBLISHED, FedPM
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.wire import record_types
 
 ROUNDS = 7
@@ -94,3 +96,23 @@ def test_variants_have_every_option_of_the_method_and_more(variants: str) -> Non
     shared = {name: value for name, value in pure.items() if name not in OTHERWISE}
     assert shared.items() <= own.items()
     assert own.keys() - pure.keys()
+
+
+def test_a_variants_class_has_the_functions_that_it_leaves_out_with_their_hints() -> None:
+    @variants_of(FedPM)
+    @dataclass(frozen=True)
+    class Shorter:
+        pure: FedPM = FedPM(clients=2)
+
+        def cohort(self, ctx: Any, state: Any, pool: Any) -> Any:
+            return pool[:1]
+
+    method, ctx = Shorter(), server_ctx(plain_task(), Key(1), 1, 1, (1.0,))
+    state, pool = method.init(ctx), Tiny().pool  # type: ignore[attr-defined]
+    assert torch.equal(*(each.init(ctx).theta["0.weight"] for each in (method, method.pure)))  # type: ignore[attr-defined]
+    assert (
+        len(method.cohort(ctx, state, pool)) == 1 and len(method.pure.cohort(ctx, state, pool)) == 2
+    )
+    assert record_types(method) == record_types(method.pure)
+    assert method.accounting == method.pure.accounting  # type: ignore[attr-defined]
+    assert not hasattr(method, "resend") and hasattr(method, "measures")

@@ -26,6 +26,7 @@ from gossamer import (
     sparsity,
 )
 from gossamer.accounting import FLOPS, Effort, densities, paper_bits
+from gossamer.arithmetic.model import Model
 from gossamer.engine.client import batches
 from gossamer.methods.parts.dense_model import Down, Work
 from gossamer.methods.parts.sparse_model import SparseModel
@@ -55,7 +56,8 @@ def sent(method: ZeroFL) -> Up:
     """What a client sends whose four weights went from one value to the other."""
     ctx = server_ctx(neuron())
     anchor = {"weight": torch.tensor([BEFORE])} if method.upload in DIFFS else {}
-    return method.finish(ctx, Work({"weight": torch.tensor([AFTER])}, 0.1, anchor)).up
+    model = Model(ctx.task, {"weight": torch.tensor([AFTER])})
+    return method.finish(ctx, Work(model, 0.1, anchor)).up
 
 
 def model_of(values: list[float]) -> Server:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from gossamer import Key, Layout
+from gossamer.methods.as_published.fedsparse import OtherGates
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.grouping import Grouping
 from gossamer.sparsity.groups import Groups
@@ -37,7 +38,7 @@ def raw_of(thresholds: Tensor) -> Tensor:
 
 
 def groups_of(layout: Layout, **settings: Any) -> Groups:
-    return Grouping(**settings).groups(layout)
+    return OtherGates(**settings).groups(layout)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,12 @@ def test_groups_of_lenet(settings: dict[str, Any], count: int) -> None:
     groups = groups_of(layout_of("lenet5", COLOUR, 10), **settings)
     assert groups.total == count == len(groups.sizes())
     assert ("fc2.weight" in groups.names) == (count not in (608, 1696, 872_800))
+
+
+@pytest.mark.parametrize("granularity", ["groups", "weights"])
+def test_the_paper_s_grouping_is_the_default_of_its_variants(granularity: Any) -> None:
+    layout = layout_of("lenet5", COLOUR, 10)
+    assert Grouping(granularity).groups(layout) == groups_of(layout, granularity=granularity)
 
 
 def test_groups_of_resnet20_are_its_filters() -> None:

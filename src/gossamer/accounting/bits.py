@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Literal
@@ -176,16 +176,30 @@ def ledger_rows(
         detail: A row for each field of the record, or for each tensor.
         charged: How many times the paper counts the message.
     """
-    paper: dict[str, float] = {}
-    count = paper_rows if detail == "field" else paper_tensors
-    for leaf, bits in count(record, accounting, message.schema):
-        paper[leaf] = paper.get(leaf, 0) + charged * bits
+    paper = _known_paper(message.schema, accounting, charged) if detail == "field" else None
+    if paper is None:
+        count = paper_rows if detail == "field" else paper_tensors
+        paper = _by_leaf(count(record, accounting, message.schema), charged)
     return [
         Entry(
             direction, message.message, row.leaf, row.sent, row.information, paper.get(row.leaf, 0)
         )
         for row in message.rows
     ]
+
+
+@lru_cache(maxsize=256)
+def _known_paper(schema: Schema, accounting: Accounting, charged: float) -> dict[str, float] | None:
+    """The paper's bits of every field, unless they depend on the values."""
+    known = _known_rows(schema, accounting)
+    return None if None in known else _by_leaf([row for row in known if row], charged)
+
+
+def _by_leaf(rows: Iterable[tuple[str, float]], charged: float) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for leaf, bits in rows:
+        totals[leaf] = totals.get(leaf, 0) + charged * bits
+    return totals
 
 
 def mask_bits(masks: Masks, code: MaskCode) -> float:

@@ -26,13 +26,16 @@ SMALL = 40e6
 """Multiplications of a batch below which the kernels win at any density: calls cost more."""
 
 
+def bound(layer: Layer, batch: int) -> float:
+    """The density up to which a layer is computed at its non-zeros only."""
+    if layer.convolution:
+        return CONVOLUTION
+    return LINEAR[max(least for least in LINEAR if batch >= least)]
+
+
 def sparse(layer: Layer, density: float, batch: int) -> bool:
     """Whether a layer is computed at its non-zeros only."""
-    if layer.convolution:
-        return density <= CONVOLUTION
-    return density <= next(
-        LINEAR[least] for least in sorted(LINEAR, reverse=True) if batch >= least
-    )
+    return density <= bound(layer, batch)
 
 
 def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:

@@ -26,7 +26,7 @@ class Library:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
         def function(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
-            each = getattr(c, f"gossamer_{name}")
+            each: ctypes._NamedFuncPointer = getattr(c, f"gossamer_{name}")
             each.restype, each.argtypes = result, arguments
             return each
 

@@ -18,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 from gossamer import engine, fields
+from gossamer.arithmetic.library import library, missing
+from gossamer.cli.explain import explain
 from gossamer.cli.outcome import outcome
 from gossamer.cli.parsing import (
     REFUSED,
@@ -131,6 +133,10 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         run = config.build_run(out)
         if not resume:
             engine.check_run(run)
+        if getattr(options, "explain_arithmetic", False):
+            return explain(run)
+        if library() is None and run.task.arithmetic != "torch":
+            warn(missing())
         checkpoint.ready(out, 2**20)
         sinks = [tracker(word, out, run.name, warn) for word in trackers]
         if not resume:
@@ -195,6 +201,11 @@ def _parser(program: str, method: object) -> Parser:
         description="Trains a method. Every field of the method and of the run is an option.",
     )
     parser.add_argument("--out", default="", metavar="FOLDER", help="default: runs/<time>-<method>")
+    parser.add_argument(
+        "--explain-arithmetic",
+        action="store_true",
+        help="show how each layer would be computed, and why, without training",
+    )
     _add_output(parser)
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())

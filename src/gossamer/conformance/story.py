@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gossamer.arithmetic.model import Model
 from gossamer.conformance.bench import Bench, Broken
 from gossamer.core import (
     Client,
@@ -110,8 +111,12 @@ def image(value: object) -> bytes:
     match value:
         case Ctx():
             return image(value.data)
-        case Ensemble() | Exchange() | Client() | Examples() | Data() | Result() | Measures():
+        case Examples():
+            return image([value.x, value.y])
+        case Ensemble() | Exchange() | Client() | Data() | Result() | Measures():
             return image([getattr(value, each.name) for each in dataclasses.fields(value)])
+        case Model():
+            return image([value.params, value.velocity, value.masks, value.fixed])
         case list() | tuple():
             return b"".join(_framed(image(each)) for each in value)
         case Sequence() if not isinstance(value, str):

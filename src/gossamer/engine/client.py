@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
-from gossamer.core import AnyMethod, Batch, Ctx, Examples, Job, Key, Missing, Result
+from gossamer.core import AnyMethod, Batch, Ctx, Job, Key, Missing, Result
 from gossamer.data.federation import Augment, Federation
+from gossamer.engine.inbox import Inbox
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
-from gossamer.wire import Schema, UnknownMask, Written, decode, dump, held, write
+from gossamer.wire import Schema, UnknownMask, Written, dump, write
 
 Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
 
@@ -168,6 +165,12 @@ class Participant:
 
     run: Run
     abandoned: Callable[[], bool] = lambda: False
+    remembers: int = 0
+    """Decoded messages to remember, where many clients are sent the same one."""
+    inbox: Inbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inbox", Inbox(self.run.wire, self.remembers))
 
     def answer(self, task: Task, request: Request, kept: Callable[[], Any]) -> Answer:
         """Decodes the request, trains and encodes the reply.
@@ -185,8 +188,8 @@ class Participant:
         local = received = None
         try:
             local = kept()
-            known = held(local) if request.schema.revises else {}
-            received = decode(request.data, request.schema, run.wire, held=known)
+            message = self.inbox.read(request.data, request.schema, local)
+            received = message.record
             stage.append("data")
             where = (request.client, request.round, run.rounds)
             ctx = client_ctx(run.key, task, run.federation, *where)
@@ -200,6 +203,7 @@ class Participant:
                 at=stage.append,
                 dry=run.dry,
             )
+            message.check()
             stage.append("encode")
             schema = Schema.of(done.result.up)
             up = write(done.result.up, schema, run.wire, received, run.options.ledger)
@@ -305,22 +309,23 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
 
     With batch normalisation, a last batch of one example is joined to the batch before it.
     """
-    data = ctx.own.train
+    data, device = ctx.own.train, ctx.task.device
     count = len(data)
     cuts = _cuts(ctx, job)
     ends = [*cuts[1:], count]
     steps = _steps(job.epochs, len(cuts))
     step = 0
     for epoch in range(math.ceil(steps / len(cuts))):
-        shuffled = _shuffled(data, ctx.key.fold("epoch", epoch).numpy(), ctx.task.device)
+        shuffled = data.take(ctx.key.fold("epoch", epoch).numpy().permutation(count))
+        inputs, labels = shuffled.x.to(device), shuffled.y.to(device)
         for start, end in zip(cuts, ends, strict=True):
             if step == steps:
                 return
             key = ctx.key.fold("step", step)
-            x = shuffled.x[start:end]
+            x = inputs[start:end]
             if augment:
                 x = augment(x, key.fold("augment"))
-            yield Batch(x, shuffled.y[start:end], key, step, steps, epoch, job.epochs, len(cuts))
+            yield Batch(x, labels[start:end], key, step, steps, epoch, job.epochs, len(cuts))
             step += 1
 
 
@@ -336,18 +341,6 @@ def _cuts(ctx: Ctx, job: Job[Any]) -> list[int]:
     if ctx.task.layout.batch_norm and len(cuts) > 1 and count - cuts[-1] == 1:
         cuts.pop()
     return cuts
-
-
-def _shuffled(data: Examples, draw: np.random.Generator, device: str) -> Examples:
-    order = torch.from_numpy(draw.permutation(len(data)))
-    return Examples(rows(data.x, order).to(device), data.y.index_select(0, order).to(device))
-
-
-def rows(x: Tensor, order: Tensor) -> Tensor:
-    """Chosen examples; images keep their channels innermost, where convolutions want them."""
-    if x.dim() != 4:
-        return x.index_select(0, order)
-    return x.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
 
 
 def server_ctx(task: Task, key: Key, round: int, rounds: int, budgets: tuple[float, ...]) -> Ctx:

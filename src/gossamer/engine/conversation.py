@@ -83,7 +83,7 @@ class Conversations:
     def __post_init__(self) -> None:
         object.__setattr__(self, "expected", Expected(self.run.method))
         object.__setattr__(self, "outbox", Outbox(self.run.wire, self.run.options.ledger))
-        object.__setattr__(self, "participant", Participant(self.run, self.stop.at_once))
+        object.__setattr__(self, "participant", Participant(self.run, self.stop.at_once, KEPT))
 
     def begin(self, number: int, visit: Visit, before: Sequence[Entry] = ()) -> Conversation:
         """The server's side: yields requests, is sent the answers, and returns the reply.

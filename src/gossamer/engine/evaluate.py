@@ -17,7 +17,6 @@ from gossamer import fields
 from gossamer.core import Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
 from gossamer.engine.accuracies import histogram, worst_decile
-from gossamer.engine.client import rows
 from gossamer.engine.events import Evaluated
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
@@ -266,8 +265,7 @@ class _Examples:
         chosen, test = self._federation.test_rows(client), self._federation.test
         if chosen is None or not len(test):
             return self._own(client)[0]
-        order = torch.from_numpy(np.arange(len(test))[chosen])
-        return Examples(rows(test.x, order), test.y[order])
+        return test.take(np.arange(len(test))[chosen])
 
     def valid(self, client: int) -> Examples:
         """What the client holds back of its training data."""

@@ -118,6 +118,22 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class ArithmeticChosen:
+    """How layers are computed, at the densities of the server's masks.
+
+    Reported before the first round, and after a round that changes it.
+    """
+
+    round: int
+    kernels: str
+    """The build of the package's own kernels; empty if there is none."""
+    reason: str
+    """Why torch computes everything; empty if the kernels can run the model."""
+    layers: Mapping[str, str]
+    """For every layer `torch`, `native sparse` or `native dense`."""
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Accuracy after a round.
 
@@ -157,7 +173,14 @@ class Finished:
 
 
 Event: TypeAlias = (
-    Started | ClientFinished | ClientFailed | RoundFinished | Measured | Evaluated | Finished
+    Started
+    | ClientFinished
+    | ClientFailed
+    | RoundFinished
+    | Measured
+    | ArithmeticChosen
+    | Evaluated
+    | Finished
 )
 
 
@@ -180,8 +203,15 @@ def _kind(name: str) -> str:
 
 def line(event: Event, clock: Clock) -> str:
     """An event as a line of the log."""
-    entry = {"event": kind(event), **plain(event), "clock": plain(clock)}
-    return json.dumps(entry, separators=(",", ":")) + "\n"
+    entry = {"event": kind(event), **vars(event), "clock": clock}
+    try:
+        return _FINITE.encode(entry) + "\n"
+    except ValueError:  # a number is not finite, which is rare and costs more
+        return _FINITE.encode(plain(entry)) + "\n"
+
+
+_FINITE = json.JSONEncoder(separators=(",", ":"), default=vars, allow_nan=False)
+"""Writes records as objects of their fields."""
 
 
 def plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from gossamer import fields
 from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
+from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
 from gossamer.engine.conversation import Conversations, Visit
@@ -104,6 +105,7 @@ def start(
             run = replace(run, out=Path(folder))
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
+        _ = run.task.planned  # traced once, before threads share it
         workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
         loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))
@@ -188,6 +190,7 @@ class _Loop:
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
             self.emit(run_started(self.run))
+            self.emit(arithmetic_chosen(self.run, 0, self.shown.masks))
             if self.shown.masks:
                 self.measure(Measures())
             self.assess()
@@ -304,6 +307,10 @@ class _Loop:
         """Reports the method's measures of the server state, and how far its masks moved."""
         if event := measured(self.progress.round, before, self.shown):
             self.emit(event)
+        number, now = self.progress.round, self.shown.masks
+        chosen = arithmetic_chosen(self.run, number, now)
+        if number and chosen != arithmetic_chosen(self.run, number, before.masks):
+            self.emit(chosen)
 
     def assess(self) -> None:
         """Evaluates the models."""

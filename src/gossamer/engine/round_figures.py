@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -51,17 +51,11 @@ def advanced(
 def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
     """The cost of a round; clients that failed are charged what they were sent."""
     total = Cost()
-    for event in finished:
-        total += Cost(
-            event.up,
-            event.down,
-            event.information_up,
-            event.information_down,
-            event.paper_up,
-            event.paper_down,
-            event.flops,
-            event.examples,
-        )
+    columns = {
+        each.name: sum((getattr(event, each.name) for event in finished), getattr(total, each.name))
+        for each in fields(Cost)
+    }
+    total = Cost(**columns)
     for failure in failures:
         total += Cost(down=failure.down, paper_down=failure.paper_down)
     return total

@@ -65,6 +65,12 @@ class Run:
         return budgets_of(self.federation.pool)
 
     @cached_property
+    def batch(self) -> int:
+        """Examples in a local mini-batch; 64 for a method that does not say."""
+        size = fields.value(self.method, "batch")
+        return size if isinstance(size, int) else 64
+
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, as the log and the command line show them."""
         return plain_settings(self.method)
@@ -76,7 +82,8 @@ class Run:
         data = self.federation.describe()
         parts = (self.name, self.settings, self.rounds, self.key.seed, data, shapes)
         selection = [] if self.options.select == "test" else [self.options.select]
-        text = json.dumps([*parts, str(self.wire), *selection], default=str)
+        arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
+        text = json.dumps([*parts, str(self.wire), *selection, *arithmetic], default=str)
         return fingerprint(text.encode())
 
     @cached_property

@@ -13,6 +13,7 @@ import torch
 
 import gossamer
 from gossamer.accounting import Cost
+from gossamer.arithmetic.library import library
 from gossamer.engine.events import (
     SCHEMA,
     Evaluated,
@@ -173,4 +174,5 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "kernels": kernels.build if (kernels := library()) else "none",
     }

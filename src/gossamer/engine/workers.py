@@ -130,19 +130,17 @@ class Threads:
     ) -> list[Reply]:
         """Holds all conversations, the largest clients first, so that all end together."""
 
-        def one(task: Task, visit: Visit) -> tuple[Reply, float]:
-            started = time.thread_time()
-            reply = conversations.hold(task, ctx.round, visit)
-            return reply, time.thread_time() - started
+        def one(task: Task, visit: Visit) -> Reply:
+            return conversations.hold(task, ctx.round, visit)
 
         by_size = sorted(visits, key=lambda visit: (-visit.client.examples, visit.client.id))
-        alone, began = self.pace.alone(), time.perf_counter()
-        held = self.workers.map(one, by_size, alone=alone)
-        if held:
-            effort = sum(seconds for _, seconds in held) / len(held)
+        alone, began, busy = self.pace.alone(), time.perf_counter(), time.process_time()
+        replies = self.workers.map(one, by_size, alone=alone)
+        if replies:
+            effort = (time.process_time() - busy) / len(replies)
             examples = sum(visit.client.examples for visit in visits)
             self.pace.note(alone, effort, (time.perf_counter() - began) / max(examples, 1))
-        return [reply for reply, _ in held]
+        return replies
 
     def receipt(self, kept: bytes) -> bytes:
         """The fingerprint of a client's state."""

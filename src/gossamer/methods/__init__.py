@@ -26,7 +26,8 @@ from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.nst import NST
-from gossamer.methods.pffdst import PFFDST, without_freezing, without_readjustment
+from gossamer.methods.parts.client_readjustment import TRAINING as FEDDST_TRAINING
+from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
@@ -50,8 +51,8 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "feddst": FedDST(),
     "random_mask": random_mask(),
     "pffdst": PFFDST(),
-    "pffdst-no-freezing": without_freezing(),
-    "pffdst-no-server": without_readjustment(),
+    "pffdst-no-freezing": PFFDST(freezing=False, training=FEDDST_TRAINING),
+    "pffdst-no-server": PFFDST(readjust="client", training=FEDDST_TRAINING),
     "prunefl": PruneFL(),
     "fedtiny": FedTiny(),
     "fedmef": FedMef(),

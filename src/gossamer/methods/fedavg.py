@@ -39,13 +39,14 @@ class FedAvg:
         return Down(dense_model.shared(ctx, state.params, self.buffers))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
+        mean = dense_model.average(exchanges, self.weighting)  # Algorithm 1, w_{t+1}
+        return Server({**state.params, **mean})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense_model.step(ctx, self.training, work, batch)
+        return dense_model.step(ctx, self.training, work, batch)  # ClientUpdate of Algorithm 1
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         return dense_model.finish(ctx, work, self.buffers)

@@ -28,8 +28,8 @@ from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser, unrounded
 from gossamer.optim import Training
-from gossamer.submodels import Cut, trace
-from gossamer.submodels.dropping import Dropping
+from gossamer.submodels import Cut, dropping, trace
+from gossamer.submodels.dropping import Dropping, DropRates
 from gossamer.task import Task
 
 
@@ -67,7 +67,7 @@ class Work:
 class FedDrop:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    dropping: Dropping = Dropping()
+    dropping: DropRates = Dropping()  # Louizos et al., appendix C
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
@@ -75,7 +75,7 @@ class FedDrop:
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        self.dropping.plan(trace(ctx.task))  # refuses a model that it cannot cut
+        dropping.plan(self.dropping, trace(ctx.task))  # refuses a model that it cannot cut
         params = ctx.task.init(ctx.common.fold("init"))
         trained = {name: params[name] for name in ctx.task.layout.parameters}
         return Server(params, self.adaptive.start(trained), {}, {})
@@ -88,7 +88,7 @@ class FedDrop:
 
     def sub_model(self, ctx: Ctx, state: Server, key: Key) -> Down:
         seed = key.digest() % 2**63
-        return Down(self.dropping.cut(ctx.task, seed).take(state.params), seed)
+        return Down(dropping.cut(self.dropping, ctx.task, seed).take(state.params), seed)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         # Running statistics are averaged over the clients that have them, weights over all.
@@ -124,7 +124,7 @@ class FedDrop:
         for exchange in exchanges:
             sent = exchange.down.params
             small = merge.fitting(exchange.up.params, sent)
-            cut = self.dropping.cut(ctx.task, exchange.down.seed)
+            cut = dropping.cut(self.dropping, ctx.task, exchange.down.seed)
             own = cut.take({name: state.params[name] for name in layout.parameters})
             small = {**small, **unrounded(small, sent, own)}
             none = {n: torch.zeros(layout.leaves[n].shape, dtype=torch.bool) for n in names}
@@ -140,7 +140,7 @@ class FedDrop:
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        cut = self.dropping.cut(ctx.task, down.seed)
+        cut = dropping.cut(self.dropping, ctx.task, down.seed)
         small = cut.task(ctx.task)
         job = dense_model.begin(replace(ctx, task=small), self.training, down.params, None)
         return Job(Work(small, cut, down.seed, job.work, scales(cut)), job.epochs, job.batch)
@@ -167,7 +167,7 @@ class FedDrop:
             return state.params
         # Until a round is merged, its sub-models are cut from the current model.
         whole = state.past.get(local.round, state.params)
-        return self.dropping.cut(ctx.task, local.seed).give(local.params, whole)
+        return dropping.cut(self.dropping, ctx.task, local.seed).give(local.params, whole)
 
 
 def scales(cut: Cut) -> dict[str, float]:

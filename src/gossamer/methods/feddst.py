@@ -11,7 +11,7 @@ yet learning better. AAAI 2022. https://arxiv.org/abs/2112.09824
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -20,14 +20,13 @@ from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
-from gossamer.methods.parts import held_versions, masked_training, sparse_model
+from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
 from gossamer.methods.parts.client_readjustment import (
     TRAINING,
     Readjustment,
     Up,
-    accepted,
     quotas,
-    readjust,
+    readjust_when_due,
 )
 from gossamer.methods.parts.held_versions import Local
 from gossamer.methods.parts.masked_training import Work
@@ -89,24 +88,16 @@ class FedDST:
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         participants: list[int] = []
-        counts = quotas(ctx, self.density)
-
-        def replies() -> Iterator[tuple[Params, Masks, float]]:
-            for exchange in exchanges:
-                up, sent = exchange.up, exchange.down.model
-                masks = accepted(up.mask, state.masks, counts, frozen={})
-                participants.append(exchange.client.id)
-                params = sparse_model.receive_reply(ctx, up.model, sent, masks)
-                yield params, masks, merge.weight(exchange.client, self.weighting)
-
-        average = sparsity.masked_mean(replies(), "wfa")  # over the clients that kept a weight
+        counts, here = quotas(ctx, self.density), (self.weighting, participants)
+        replies = client_readjustment.received(ctx, exchanges, state.masks, counts, {}, *here)
+        average = sparsity.masked_mean(replies, "wfa")  # eq. 4
         if not participants:
             return state
         return updated(state, average, counts, participants, self.rate(ctx) > 0)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
-        return [Up(down.model, Revision(sparse_model.all_zeros(ctx)) if self.rate(ctx) else None)]
+        return client_readjustment.replies(ctx, down.model, self.rate(ctx))
 
     # client ---------------------------------------------------------------------------------------
 
@@ -119,10 +110,7 @@ class FedDST:
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         masked_training.step(ctx, self.training, work, batch, prox=self.mu)
-        rate = self.rate(ctx)
-        if rate and batch.step + 1 == batch.steps:
-            low = quotas(ctx, self.density * (1 - rate))
-            readjust(ctx, work, batch, low, high=quotas(ctx, self.density))
+        readjust_when_due(ctx, work, batch, self.density, self.rate(ctx))
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:

@@ -114,9 +114,10 @@ class FedMef:
 
         special = loss if self.standardise else None
         value, grads = task.gradients(model.params, batch, model.masks, special)
-        rate = max(model.rate, self.rate_floor(model.params, work.low, batch) * self.training.lr)
+        floor = self.rate_floor(model.params, work.low, batch) * self.training.lr
+        rate = max(model.rate, floor)  # eq. 5
         for name, low in work.low.items():
-            grads[name].add_(model.params[name] * low, alpha=pull[name])
+            grads[name].add_(model.params[name] * low, alpha=pull[name])  # eq. 2
         self.training.update(model.params, grads, model.velocity, rate)
         masked_training.record(model, value, batch)
         if work.adjusting.due and batch.step + 1 == batch.steps:
@@ -130,7 +131,7 @@ class FedMef:
             return 0.0
         norms = torch.stack([(params[name] * marks).norm() for name, marks in low.items()])
         left = 2 * float(torch.sigmoid(norms.norm())) - 1
-        # (2T - 2t) / (2T - t) (2 sigmoid(norm) - 1), at local step t of T
+        # Eqs. 3 and 4: (2T - 2t) / (2T - t) (2 sigmoid(norm) - 1), at local step t of T.
         return sparsity.decayed(1.0, "rex", batch.step, batch.steps) * left
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:

@@ -33,12 +33,23 @@ class Server:
 class FedOpt:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    adaptive: ServerOptimiser = ServerOptimiser()
+    server: Optimizer = option("adam", "optimiser of the server")
+    server_lr: float = option(1e-3, "learning rate of the server", above=0)
+    beta1: float = option(0.9, "decay of the first moment (momentum, for sgd)", least=0, below=1)
+    beta2: float = option(0.999, "decay of the second moment", least=0, below=1)
+    eps: float = option(1e-8, "added to the root of the second moment (tau)", above=0)
+    bias_correction: bool = option(True, "correct the bias of Adam's moments, as Kingma and Ba do")
+    second_start: float = option(0.0, "initial second moment; Reddi: eps squared", least=0)
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     personal_model: Literal["global", "sent"] = option(
         "global", "a client's own model: the server's, or the one the client sent last"
     )
+
+    @property
+    def adaptive(self) -> ServerOptimiser:
+        moments = (self.beta1, self.beta2, self.eps, self.bias_correction, self.second_start)
+        return ServerOptimiser(self.server, self.server_lr, *moments)
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
@@ -84,8 +95,8 @@ def unrounded(state: Server, exchange: Exchange[Down, Up]) -> Exchange[Down, Up]
     return replace(exchange, up=Up({**reply, **server_optimiser.unrounded(reply, sent, weights)}))
 
 
-def reddi(optimizer: Optimizer, server_lr: float = 0.01) -> FedOpt:
+def reddi(server: Optimizer) -> FedOpt:
     """The parameterisation of the paper that introduced it."""
-    beta1 = 0.0 if optimizer == "adagrad" else 0.9
-    adaptive = ServerOptimiser(optimizer, server_lr, beta1, 0.99, 1e-3, False, second_start=1e-6)
-    return FedOpt(adaptive=adaptive, weighting="samples")
+    beta1 = 0.0 if server == "adagrad" else 0.9
+    steps = FedOpt(server=server, server_lr=0.01, beta1=beta1, beta2=0.99, eps=1e-3)
+    return replace(steps, bias_correction=False, second_start=1e-6, weighting="samples")

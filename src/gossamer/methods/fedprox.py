@@ -45,7 +45,8 @@ class FedProx:
         return dense_model.begin(ctx, self.training, down.params, local, anchored=True)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return dense_model.step(ctx, self.training, work, batch, prox=self.mu)  # eq. 2
+        # The objective h_k of Algorithm 2.
+        return dense_model.step(ctx, self.training, work, batch, prox=self.mu)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         return dense_model.finish(ctx, work, self.buffers)

@@ -28,7 +28,7 @@ from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel, statistics
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
-from gossamer.sparsity.grouping import Grouping
+from gossamer.sparsity.grouping import Gates, Grouping
 from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import threshold_ascent
 from gossamer.submodels.compaction import part_of
@@ -70,7 +70,7 @@ class Local:  # what the client sent last
 class FedSparse:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
-    grouping: Grouping = Grouping()
+    grouping: Gates = Grouping()
     lambda0: float = option(5e-6, "price of each weight of an open group", least=0)
     cross_entropy: float = option(1e-4, "pull of clients' gates towards the server's", least=0)
     drift: float = option(0.0, "pull of open weights towards the server's", least=0)

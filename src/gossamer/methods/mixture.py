@@ -126,10 +126,9 @@ class Mixture:
         work = Work(dense_model.Work(model, self.training.rate(ctx)), models)
         return Job(work, self.training.epochs, self.training.batch)
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch, factor: float = 1.0) -> Work:
-        """A step of SGD on eq. 38, with this factor of the prior."""
-        loss, grads = ctx.task.gradients(work.inner.params, batch)
-        pull(grads, work.inner.params, work.models, self.strength, factor)
+    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        loss, grads = ctx.task.gradients(work.inner.params, batch)  # eq. 38
+        pull(grads, work.inner.params, work.models, self.strength)
         dense_model.descend(self.training, work.inner, batch, loss, grads)
         return work
 
@@ -166,15 +165,19 @@ def surprise(distances: Tensor, strength: float) -> Tensor:
     return math.log(len(distances)) - torch.logsumexp(-strength / 2 * distances, -1)
 
 
-def pull(
-    grads: Params, params: Params, models: Sequence[Params], strength: float, factor: float
-) -> None:
-    """Adds `factor` times the gradient of `surprise`, in place."""
-    aparts = [difference(params, each, grads) for each in models]
-    distances = torch.stack([squared(apart) for apart in aparts])
-    for apart, chance in zip(aparts, responsibilities(distances, strength).tolist(), strict=True):
-        if chance:
-            torch._foreach_add_(list(grads.values()), apart, alpha=factor * strength * chance)
+def pull(grads: Params, params: Params, models: Sequence[Params], strength: float) -> None:
+    """Adds the gradient of `surprise`, in place."""
+    for apart, chance in sources(params, models, strength, grads):
+        torch._foreach_add_(list(grads.values()), apart, alpha=strength * chance)
+
+
+def sources(
+    params: Params, models: Sequence[Params], strength: float, names: Iterable[str]
+) -> list[tuple[list[Tensor], float]]:
+    """The difference from each model, with the probability that the client came from it."""
+    aparts = [difference(params, each, names) for each in models]
+    chances = responsibilities(torch.stack(list(map(squared, aparts))), strength).tolist()
+    return [(apart, chance) for apart, chance in zip(aparts, chances, strict=True) if chance]
 
 
 def difference(params: Params, other: Params, names: Iterable[str]) -> list[Tensor]:

@@ -98,10 +98,11 @@ class NST:
             (*receive_update(ctx, each.up, sent, first), merge.weight(each.client, self.weighting))
             for each in exchanges
         )
-        average = sparsity.masked_mean(updates, self.averaging)
+        average = sparsity.masked_mean(updates, self.averaging)  # section 3: FedAvg
         if not average.params:
             return state
-        return Server({**state.params, **average.params}, average.owned, average.mean_jaccard)
+        apart = average.mean_jaccard  # eq. 1, of the masks of two clients
+        return Server({**state.params, **average.params}, average.owned, apart)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Update]:
         """Example replies, from which the reply schema is derived."""
@@ -122,6 +123,7 @@ class NST:
         return Job(Work(model, base), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
+        # Section 3: every client learns its own mask.
         mask_learning.step(ctx, self.training, work.model, batch, self.prune_rate)
         return work
 

@@ -9,7 +9,7 @@ low computational overhead. NeurIPS 2024. https://arxiv.org/abs/2406.00431 (numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Literal
@@ -25,8 +25,6 @@ from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.wire import EXACT
-
-Move = Callable[[Tensor, Tensor], Tensor]  # by sums over neurons and changes of thresholds
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,12 @@ class Work:
     known: Tensor
     velocity: Tensor | None = None  # of the thresholds
     resets: int = 0
+
+    @property
+    def params(self) -> Params:
+        """All weights: trained ones, and pruned ones, which keep their values."""
+        now, masks = self.model.params, self.model.masks.items()
+        return now | {n: torch.where(mask, now[n], self.weights[n]) for n, mask in masks}
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class SpaFL:
             "resets": float(work.resets),
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }
-        local = Local({**model.params, **work.weights}, work.known)
+        local = Local(work.params, work.known)
         return Result(Up(work.thresholds), local, model.start, metrics=metrics)
 
     # anyone ---------------------------------------------------------------------------------------
@@ -188,9 +192,9 @@ class SpaFL:
 
 def settle(work: Work) -> None:
     """Takes over what was trained; weights stay within [-1, 1]."""
-    for name, mask in work.model.masks.items():
-        trained = torch.where(mask, work.model.params[name], work.weights[name])
-        work.weights[name].copy_(trained).clamp_(-1, 1)
+    params = work.params
+    for name, weight in work.weights.items():
+        weight.copy_(params[name]).clamp_(-1, 1)
 
 
 def check_epochs(training: Training) -> None:
@@ -231,30 +235,21 @@ def pruned(params: Params, masks: Masks) -> Params:
     return params | {name: params[name] * mask for name, mask in masks.items()}
 
 
-def signed(sums: Tensor, change: Tensor) -> Tensor:
-    """A neuron whose threshold fell is important: its weights grow along their dominant sign."""
-    return -sums.sign() * change
-
-
-def follow(
-    weight: Tensor, changes: Tensor, move: Move = signed, divisor: int = 0, clamp: bool = True
-) -> Tensor:
+def follow(weight: Tensor, changes: Tensor) -> Tensor:
     """Equation 12 for a layer and each change of its thresholds, one row each.
 
-    A change moves all weights of a neuron alike, so sums over neurons are carried from one change
-    to the next and weights are touched once, unless they could leave [-1, 1] on the way.
+    A neuron whose threshold fell is important: its weights grow along their dominant sign. A change
+    moves all weights of a neuron alike, so sums over neurons are carried from one change to the
+    next and weights are touched once, unless they could leave [-1, 1] on the way.
     """
     fan_in = weight[0].numel()
-    divisor = divisor or fan_in
-    farthest = changes.abs().sum(0).max() / divisor
-    if clamp and float(weight.abs().max()) + float(farthest) > 1:
+    if float(weight.abs().max()) + float(changes.abs().sum(0).max() / fan_in) > 1:
         for change in changes:
-            step = move(row_sum(weight).double(), change) / divisor
+            step = -row_sum(weight).double().sign() * change / fan_in
             weight = (weight + column(step.to(weight.dtype), weight)).clamp_(-1, 1)
         return weight
     sums, total = row_sum(weight).double(), torch.zeros_like(changes[0])
     for change in changes:
-        step = move(sums, change)
-        sums = sums + fan_in / divisor * step
-        total += step
-    return weight + column((total / divisor).to(weight.dtype), weight)
+        step = -sums.sign() * change
+        sums, total = sums + step, total + step
+    return weight + column((total / fan_in).to(weight.dtype), weight)

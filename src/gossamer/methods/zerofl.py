@@ -75,13 +75,13 @@ class ZeroFL:
         return Down(dense_model.shared(ctx, state.params, buffers))
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        average = sparsity.masked_mean(self.received(ctx, exchanges), "fedavg")
+        average = sparsity.masked_mean(self.received(ctx, exchanges), "fedavg")  # Algorithm 1
         if not average.params:
             return state
         params = {**state.params, **average.params}
         if self.upload != "top-weights":
             for name in average.owned:
-                params[name] = state.params[name] + average.params[name]
+                params[name] = state.params[name] + average.params[name]  # w_t + sum of d
         return Server(params, average.mean_jaccard)
 
     def received(
@@ -111,15 +111,15 @@ class ZeroFL:
         own = self.sparse(ctx)
         if batch.step % self.period == 0:
             swat.forget(own.task, work.params)
-        return dense_model.step(own, self.training, work, batch)
+        return dense_model.step(own, self.training, work, batch)  # TrainLocally of Algorithm 1
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, None]:
         names = ctx.task.layout.prunable
         weights = values = {name: work.params[name] for name in names}
         if self.upload != "top-weights":
-            values = {name: weights[name] - work.anchor[name] for name in names}
+            values = {name: weights[name] - work.anchor[name] for name in names}  # d = w_E - w_t
         largest = values if self.upload == "top-diffs" else weights
-        mask = sparsity.largest(largest, self.quotas(ctx.task.layout))
+        mask = sparsity.largest(largest, self.quotas(ctx.task.layout))  # the end of Algorithm 1
         return Result(
             Up(mask, sparse_model.send(ctx, {**work.params, **values}, mask, self.bn)),
             masks=swat.masks(weights, names, self.density),
@@ -138,6 +138,7 @@ class ZeroFL:
 
     def quotas(self, layout: Layout) -> Counts:
         """How many weights of each layer a client sends."""
+        # 1 - sp + r_mask of section 5.
         share = sparsity.as_fraction(self.density) + sparsity.as_fraction(self.mask_ratio)
         share = min(share, Fraction(1))
         return {name: ceil(share * layout[name].count) for name in layout.prunable}

@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from gossamer.fields import option
 from gossamer.sparsity.groups import Groups
 from gossamer.task.layout import Layout
 
+Granularity = Literal["groups", "weights"]
+GRANULARITY_HELP = "a gate per filter and neuron, or per weight"
+
+
+class Gates(Protocol):
+    """A choice of the weights that share a gate."""
+
+    def groups(self, layout: Layout) -> Groups: ...
+
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which weights of a model share a gate."""
+    """A gate per filter and neuron, but for classes; or one per weight."""
 
-    granularity: Literal["groups", "weights"] = option(
-        "groups", "a gate per filter and neuron, or per weight"
-    )
-    linear_axis: Literal["out", "in"] = option(
-        "out", "gates of linear layers: on their outputs, or on their inputs"
-    )
-    gate_head: Literal["auto", "gated", "dense"] = option(
-        "auto", "gates on the last linear layer; auto: unless they would remove whole classes"
-    )
+    granularity: Granularity = option("groups", GRANULARITY_HELP)
 
     def groups(self, layout: Layout) -> Groups:
-        """The groups of every prunable tensor."""
-        linear = [name for name, leaf in layout.leaves.items() if leaf.kind == "linear"]
-        by_class = self.granularity == "groups" and self.linear_axis == "out"
-        ungated = linear[-1:] if self.gate_head == "dense" else []
-        if self.gate_head == "auto" and by_class:
-            ungated = linear[-1:]
-        names, axes, shapes, weights = [], list[int | None](), [], []
-        for name in layout.prunable:
-            if name in ungated:
-                continue
-            leaf = layout.leaves[name]
-            axis: int | None = None
-            if self.granularity == "groups":
-                axis = 1 if leaf.kind == "linear" and self.linear_axis == "in" else 0
-            names.append(name)
-            axes.append(axis)
-            shapes.append(leaf.shape if axis is None else (leaf.shape[axis],))
-            weights.append(1 if axis is None else leaf.count // leaf.shape[axis])
-        if not names:
-            raise ValueError(
-                "this model has no layer with gates: the last linear layer has none, and there is "
-                "no other; use --gate-head gated, or see --prunable"
-            )
-        return Groups(tuple(names), tuple(axes), tuple(shapes), tuple(weights))
+        """The groups of every prunable tensor that has gates."""
+        if self.granularity == "weights":
+            return gated(layout, dict.fromkeys(layout.prunable))
+        return gated(layout, {n: 0 for n in layout.prunable if n not in head(layout)})
+
+
+def head(layout: Layout) -> list[str]:
+    """The last linear layer, if there is one: its rows are classes."""
+    return [name for name, leaf in layout.leaves.items() if leaf.kind == "linear"][-1:]
+
+
+def gated(layout: Layout, axes: Mapping[str, int | None]) -> Groups:
+    """The groups of tensors by the dimension whose slices have a gate; None: every weight has."""
+    if not axes:
+        raise ValueError(
+            "this model has no layer with gates: the last linear layer has none, and there is "
+            "no other; use fedsparse-variants --gate-head gated, or see --prunable"
+        )
+    shapes, weights = [], []
+    for name, axis in axes.items():
+        leaf = layout.leaves[name]
+        shapes.append(leaf.shape if axis is None else (leaf.shape[axis],))
+        weights.append(1 if axis is None else leaf.count // leaf.shape[axis])
+    return Groups(tuple(axes), tuple(axes.values()), tuple(shapes), tuple(weights))

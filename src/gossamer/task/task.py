@@ -200,7 +200,7 @@ class Task:
     def native_for(self, masks: Masks, batch: Batch) -> Native | None:
         """The kernels, if they are to compute gradients of a model with these masks."""
         native = self._native
-        fits = batch.x.dtype is torch.float32 and batch.y.dtype is torch.int64
+        fits = batch.x.dtype is torch.float32 and batch.y.dtype is torch.int64 and len(batch.y) > 0
         if native is None or not fits or not native.chosen(masks, len(batch.y), self.arithmetic):
             return None
         return native
@@ -208,6 +208,8 @@ class Task:
     def _native_to_evaluate(self, params: Params, x: Tensor) -> Native | None:
         native = self._native
         if native is None or x.dtype is not torch.float32 or not len(x):
+            return None
+        if any(name not in params for name in native.plan.names):
             return None
         weights = {name: params[name] for name in native.plan.layers}
         if any(weight.requires_grad for weight in weights.values()):

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gossamer.wire.dense import dense
 from gossamer.wire.errors import WireError
 from gossamer.wire.format import (
     HEADER,
     VERSION,
     Detail,
+    field_of,
     longest,
     message_hash,
     opened,
@@ -32,6 +36,7 @@ from gossamer.wire.kinds import (
     DictNode,
     DrawnNode,
     Held,
+    Leaf,
     MasksNode,
     Node,
     NoneNode,
@@ -43,6 +48,7 @@ from gossamer.wire.kinds import (
     branches,
 )
 from gossamer.wire.mode import PLAIN, Mode
+from gossamer.wire.numbers import floats
 from gossamer.wire.reading import Reader
 from gossamer.wire.schema import Schema, flatten, type_name
 from gossamer.wire.writing import Writer
@@ -91,12 +97,39 @@ def write(
 ) -> Written:
     """Encodes a record and accounts for its bits, by field or by tensor."""
     schema = schema or Schema.of(record)
-    writer = Writer(mode, references(reference) if mode.half else {}, detail)
-    for (path, node), leaf in zip(schema.leaves, flatten(record), strict=True):
+    leaves = flatten(record)
+    payload: list[bytes | memoryview]
+    if dense(schema, mode):
+        rows = _dense_rows(schema, detail)
+        payload = [floats.raw(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    else:
+        writer = Writer(mode, references(reference) if mode.half else {}, detail)
+        payload, rows = _written(writer, schema, leaves)
+    data = b"".join([bytes([VERSION]), message_hash(schema, mode), *payload])
+    return Written(data, schema, rows)
+
+
+def _written(
+    writer: Writer, schema: Schema, leaves: Sequence[Leaf]
+) -> tuple[list[bytes | memoryview], tuple[Row, ...]]:
+    """What follows the header, and the cost of each field or tensor."""
+    for (path, node), leaf in zip(schema.leaves, leaves, strict=True):
         writer.leaf(path, node, leaf)
-    data = b"".join([bytes([VERSION]), message_hash(schema, mode), *writer.payload()])
+    payload = writer.payload()
     rows = [Row(leaf, bits, writer.information.get(leaf, 0)) for leaf, bits in writer.sent.items()]
-    return Written(data, schema, (Row("header", 8 * HEADER, 0), *rows))
+    return payload, (Row("header", 8 * HEADER, 0), *rows)
+
+
+@lru_cache(maxsize=256)
+def _dense_rows(schema: Schema, detail: Detail) -> tuple[Row, ...]:
+    """The cost of a dense record, which does not depend on its values."""
+    bits: dict[str, int] = {}
+    for path, node in schema.leaves:
+        assert isinstance(node, TensorNode)
+        leaf = field_of(path) if detail == "field" else path
+        bits[leaf] = bits.get(leaf, 0) + 8 * node.count * node.dtype.itemsize
+    rows = [Row(leaf, float(each), each) for leaf, each in bits.items()]
+    return (Row("header", 8 * HEADER, 0), *rows)
 
 
 def decode(
@@ -120,11 +153,14 @@ def decode(
     choose(data, [schema], mode)
     if len(data) > (most := longest(schema)):
         raise WireError(f"a message of {len(data)} bytes is longer than its schema allows, {most}")
-    known = references(reference) if mode.half else {}
-    reader = Reader(memoryview(data)[HEADER:], mode, known, held or {}, finite)
-    leaves = iter(reader.leaves(schema))
+    payload = memoryview(data)[HEADER:]
+    form = dense(schema, mode)
+    leaves: Sequence[Leaf] | None = form.read(payload, finite) if form else None
+    if leaves is None:
+        known = references(reference) if mode.half else {}
+        leaves = Reader(payload, mode, known, held or {}, finite).leaves(schema)
     try:
-        return schema.rebuild(leaves)
+        return schema.rebuild(iter(leaves))
     except (TypeError, ValueError, ArithmeticError, LookupError) as refusal:
         raise WireError(f"{schema.name} rejects its values: {refusal}") from refusal
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -58,6 +58,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _DTYPES = frozenset(DTYPES.values())
 _INT64 = range(-(2**63), 2**63)
+_OWN_ENCODINGS = frozenset({Packed, Revision, Drawn})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,17 @@ class Schema:
     @classmethod
     def of(cls, record: object) -> Schema:
         """The schema of a record; records of equal structure share one instance and its caches."""
-        return _shared(cls(_node(record, "record", False)))
+        try:
+            outline = _outline(record)
+        except TypeError:
+            _node(record, "record", False)  # whose error names the leaf
+            raise
+        known = _by_outline.get(outline)
+        if known is None:
+            if len(_by_outline) >= _OUTLINES:
+                _by_outline.clear()
+            known = _by_outline[outline] = _shared(cls(_node(record, "record", False)))
+        return known
 
     def __hash__(self) -> int:
         return self._number
@@ -125,6 +136,25 @@ def _shared(schema: Schema) -> Schema:
 @lru_cache(maxsize=256)
 def _hash(schema: Schema) -> bytes:
     return hashlib.blake2b(json.dumps(schema.plain()).encode(), digest_size=8).digest()
+
+
+_by_outline: dict[Hashable, Schema] = {}
+_OUTLINES = 256
+"""Structures that are remembered."""
+
+
+def _outline(value: Any) -> Hashable:
+    """All that the schema of a value depends on, several times cheaper than the schema itself."""
+    kind: Any = type(value)
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, value.layout
+    if kind is dict:
+        return kind, tuple(value), tuple(map(_outline, value.values()))
+    if kind is tuple or kind is list:
+        return kind, tuple(map(_outline, value))
+    if hasattr(kind, "__dataclass_fields__") and kind not in _OWN_ENCODINGS:
+        return kind, tuple(_outline(getattr(value, name)) for name, _ in _fields(kind))
+    return _node(value, "record", False)
 
 
 def flatten(record: object) -> list[Leaf]:

@@ -411,7 +411,7 @@ class Execution {
       Param& each = call.params[p];
       if (!each.grad) continue;
       if (prox)
-        for (int64_t i = 0; i < each.count; i++) each.grad[i] += prox * (each.values[i] - each.anchor[i]);
+        for (int64_t i = 0; i < each.count; i++) each.grad[i] = fused(prox, each.values[i] - each.anchor[i], each.grad[i]);
       if (each.mask)
         for (int64_t i = 0; i < each.count; i++) each.grad[i] = each.mask[i] ? each.grad[i] : 0.f;
       if (call.clip)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params
 from gossamer.fields import option
 from gossamer.methods import feddst
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
 from gossamer.methods.feddst import Down, FedDST, Server
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
@@ -54,6 +55,7 @@ class First:
     """Lets a client start from the first model and mask, which it draws from the common seed."""
 
 
+@variants_of(FedDST)
 @dataclass(frozen=True)
 class FedDSTVariants:
     clients: int = option(20, "clients per round", least=1)
@@ -94,8 +96,6 @@ class FedDSTVariants:
             accounting=self.accounting,
         )
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
         masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.start)
@@ -108,10 +108,6 @@ class FedDSTVariants:
         if self.free_first_download and ctx.round == 1:
             return First()
         return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        """The message for a client that lost its mask."""
-        return self.pure.resend(ctx, state, client)
 
     def merge(
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[First | Down, Up]]
@@ -148,8 +144,6 @@ class FedDSTVariants:
         """Example replies, from which the reply schema is derived."""
         return self.pure.replies(ctx, self._read(ctx, down))
 
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: First | Down, local: Local | None) -> Job[Work]:
         return self.pure.begin(ctx, self._read(ctx, down), local)
 
@@ -162,18 +156,6 @@ class FedDSTVariants:
             everywhere = self.readjustment.feddst_growth
             client_readjustment.readjust(ctx, work, batch, low, high, everywhere)
         return work
-
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        return self.pure.finish(ctx, work)
-
-    # anyone ---------------------------------------------------------------------------------------
-
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return state.params
-
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model, and how far those of clients were from one another."""
-        return self.pure.measures(ctx, state)
 
     def quotas(self, ctx: Ctx, density: float) -> Counts:
         """The number of active weights of each layer."""
@@ -228,7 +210,7 @@ def code_parity(method: FedDSTVariants) -> FedDSTVariants:
     )
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "feddst-variants": FedDSTVariants(),
     "feddst-code": code_parity(FedDSTVariants()),
 }

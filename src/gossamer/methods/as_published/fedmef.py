@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gossamer import core, sparsity
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Method, Params, Result
+from gossamer import sparsity
+from gossamer.core import Batch, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedmef
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.fedtiny import AdjustmentReadings, WholeUpdate
 from gossamer.methods.fedmef import Down, FedMef, Server, Work
 from gossamer.methods.parts import mask_adjustment, sparse_model
@@ -24,6 +25,7 @@ from gossamer.sparsity import Counts
 Up = Update | WholeUpdate
 
 
+@variants_of(FedMef)
 @dataclass(frozen=True)
 class FedMefVariants:
     pure: FedMef = FedMef()
@@ -38,10 +40,6 @@ class FedMefVariants:
         "adjusting", "rounds with extrusion: those that adjust the mask, or all until the last one"
     )
 
-    clients = property(lambda self: self.pure.clients)
-    bn = property(lambda self: self.pure.bn)
-    accounting = property(lambda self: self.pure.accounting)
-
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()
         if self.start == "random":
@@ -49,15 +47,6 @@ class FedMefVariants:
         sparse_model.prunable(ctx)
         params = ctx.task.init(ctx.common.fold("init"))
         return mask_adjustment.start(params, self.first_mask(ctx))
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.resend(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         due = self.due(ctx, sparsity.count(state.masks))
@@ -107,14 +96,7 @@ class FedMefVariants:
         up = self.readings.up(done.up, work.adjusting)
         return Result(up, done.local, done.masks, metrics=done.metrics)
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
 
-    def measures(self, ctx: Ctx, state: Server) -> core.Measures:
-        """The mask of the model."""
-        return self.pure.measures(ctx, state)
-
-
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "fedmef-variants": FedMefVariants(),
 }

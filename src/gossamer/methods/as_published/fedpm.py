@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gossamer import optim, sparsity
-from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Method, Params, Result
+from gossamer.core import Batch, Ctx, Job, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedpm
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.fedpm import Down, FedPM, Server, Up, Work
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.server_optimiser import Moments
@@ -22,6 +21,7 @@ class Local:
     moments: Moments | None
 
 
+@variants_of(FedPM)
 @dataclass(frozen=True)
 class FedPMVariants:
     pure: FedPM = FedPM()
@@ -34,30 +34,6 @@ class FedPMVariants:
     test_mask: Literal["sample", "threshold"] = option(
         "sample", "the model evaluated: one draw, or the weights with a probability above 0.5"
     )
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
-    # server ---------------------------------------------------------------------------------------
-
-    def init(self, ctx: Ctx) -> Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return self.pure.merge(ctx, state, exchanges)
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
-    # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         job = self.pure.begin(ctx, down, statistics(local))
@@ -84,8 +60,6 @@ class FedPMVariants:
         local = Local(buffers, moments) if buffers or moments else None
         return Result(done.up, local, done.masks, done.trained, done.metrics)
 
-    # anyone ---------------------------------------------------------------------------------------
-
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         model = self.pure.model(ctx, state, statistics(local))
         if self.test_mask == "sample":
@@ -94,13 +68,9 @@ class FedPMVariants:
         weights = sparsity.masked(self.pure.weights(ctx), masks)
         return {**model, **{name: weights[name] for name in masks}}
 
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The weights that are kept more often than not, and how certain that is."""
-        return self.pure.measures(ctx, state)
-
 
 def statistics(local: Local | None) -> dense_model.Local | None:
     return dense_model.Local(local.buffers) if local else None
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"fedpm-variants": FedPMVariants()}
+ENTRIES: dict[str, Any] = {"fedpm-variants": FedPMVariants()}

@@ -1,13 +1,14 @@
 """FedSparse with the other readings of its paper, as options.
 
 The paper gives the drift two factors (eqs. 9 and 31) and the server two steps (eqs. 10 and 12). It
-does not say how the relaxed gate follows from its probability, what a group pays, whether terms are
-divided by the client's examples, or what becomes of biases and moments of pruned groups.
+does not say which groups linear layers have, how the relaxed gate follows from its probability,
+what a group pays, whether terms are divided by the client's examples, or what becomes of biases and
+moments of pruned groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count, tee
 from typing import Any, Literal
@@ -16,15 +17,19 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.core import Batch, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedsparse
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.fedsparse import THRESHOLDS, Down, FedSparse, Server, Up
-from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.gated_training import Drawn, Work
+from gossamer.sparsity.grouping import GRANULARITY_HELP, Granularity, gated, head
+from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import HardConcrete
 from gossamer.submodels.behind import behind, pruned_beside
+from gossamer.task.layout import Layout
 from gossamer.wire import Packed
 
 LEAST_SHARE = 1e-6
@@ -44,8 +49,34 @@ class Local:
 
 
 @dataclass(frozen=True)
+class OtherGates:
+    """Which weights share a gate, in every reading."""
+
+    granularity: Granularity = option("groups", GRANULARITY_HELP)
+    linear_axis: Literal["out", "in"] = option(
+        "out", "gates of linear layers: on their outputs, or on their inputs"
+    )
+    gate_head: Literal["auto", "gated", "dense"] = option(
+        "auto", "gates on the last linear layer; auto: unless they would remove whole classes"
+    )
+
+    def groups(self, layout: Layout) -> Groups:
+        """The groups of every prunable tensor that has gates."""
+        by_class = self.granularity == "groups" and self.linear_axis == "out"
+        dense = self.gate_head == "dense" or (self.gate_head == "auto" and by_class)
+        without = head(layout) if dense else []
+        return gated(layout, {n: self.axis(layout, n) for n in layout.prunable if n not in without})
+
+    def axis(self, layout: Layout, name: str) -> int | None:
+        if self.granularity == "weights":
+            return None
+        return 1 if layout[name].kind == "linear" and self.linear_axis == "in" else 0
+
+
+@variants_of(FedSparse)
+@dataclass(frozen=True)
 class FedSparseVariants:
-    pure: FedSparse = FedSparse()
+    pure: FedSparse = FedSparse(grouping=OtherGates())
     concrete: HardConcrete = HardConcrete()
     lambda0_per: Literal["weight", "gate"] = option(
         "weight", "whether a group pays for each of its weights, or once"
@@ -77,12 +108,6 @@ class FedSparseVariants:
         "open", "weights of the evaluated model: as they are, or times their probability"
     )
 
-    @property
-    def bn(self) -> BatchNorm:
-        return self.pure.bn
-
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         if self.gate_bias:
             try:
@@ -98,12 +123,6 @@ class FedSparseVariants:
                 "refuses; use --gate-sample batch or a model without it"
             )
         return self.prune(ctx, self.pure.init(ctx))
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         start = state
@@ -167,12 +186,6 @@ class FedSparseVariants:
             return pruned
         return replace(pruned, moments=state.moments, first=state.first, second=state.second)
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         groups = self.pure.groups(ctx)
         held = pruned_beside(ctx.task, groups, down.alive) if self.gate_bias else {}
@@ -232,8 +245,6 @@ class FedSparseVariants:
         whole = self.drift_factor == "whole"
         return replace(self.pure, drift=2 * self.pure.drift) if whole else self.pure
 
-    # anyone ---------------------------------------------------------------------------------------
-
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """What survives at the server, or what a client sent last."""
         if local is not None and self.personal_model == "sent":
@@ -244,9 +255,6 @@ class FedSparseVariants:
         theta = self.pure.theta(groups, state.params, state.thresholds)
         shares = groups.spread(theta, state.params)
         return {**state.params, **{n: state.params[n] * share for n, share in shares.items()}}
-
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        return self.pure.measures(ctx, state)
 
 
 def mean_of_open(old: Tensor, change: Tensor, opened: Tensor) -> Tensor:
@@ -264,4 +272,4 @@ def one_example(batch: Batch, index: int) -> Batch:
     return replace(batch, x=batch.x[only], y=batch.y[only], key=key)
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {"fedsparse-variants": FedSparseVariants()}
+ENTRIES: dict[str, Any] = {"fedsparse-variants": FedSparseVariants()}

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from gossamer import core, merge, sparsity
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Method, Params, Result
+from gossamer import merge, sparsity
+from gossamer.core import Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedtiny
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.fedtiny import Down, FedTiny, Losses, Server, Statistics, Trial, Work
 from gossamer.methods.parts import mask_adjustment
 from gossamer.methods.parts.mask_adjustment import AdjustedModel, Adjustment, Local, Train, Update
@@ -114,6 +115,7 @@ class WholeVotes:
         return Change.of(before, kept, sparsity.grow_largest(self.sums, active, self.due))
 
 
+@variants_of(FedTiny)
 @dataclass(frozen=True)
 class FedTinyVariants:
     pure: FedTiny = FedTiny()
@@ -123,22 +125,9 @@ class FedTinyVariants:
     loss_weighting: merge.Weighting = option("uniform", "how clients are weighted in the selection")
     readings: AdjustmentReadings = AdjustmentReadings()
 
-    clients = property(lambda self: self.pure.clients)
-    bn = property(lambda self: self.pure.bn)
-    accounting = property(lambda self: self.pure.accounting)
-
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()
         return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.resend(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         number = self.pure.training_ctx(ctx).round
@@ -182,22 +171,12 @@ class FedTinyVariants:
         work = mask_adjustment.begin(ctx, down, masks, rate, due)
         return Job(work, training.epochs, training.batch)
 
-    def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        return self.pure.step(ctx, work, batch)
-
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = self.pure.finish(ctx, work)
         up: Up = done.up
         if isinstance(done.up, Update) and not isinstance(work, Trial):
             up = self.readings.up(done.up, work)
         return Result(up, done.local, done.masks, metrics=done.metrics)
-
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
-
-    def measures(self, ctx: Ctx, state: Server) -> core.Measures:
-        """The mask of the model, and the candidate that was chosen."""
-        return self.pure.measures(ctx, state)
 
 
 def clean() -> FedTinyVariants:
@@ -209,7 +188,7 @@ def clean() -> FedTinyVariants:
     )
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "fedtiny-variants": FedTinyVariants(),
     "fedtiny-clean": clean(),
 }

@@ -10,31 +10,33 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gossamer import core, merge, sparsity
-from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Job,
-    Key,
-    Masks,
-    Measures,
-    Method,
-    Params,
-    Result,
-)
+from gossamer.core import Batch, Client, Ctx, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import flash, nst
 from gossamer.methods.as_published import mask_learning
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.mask_learning import Learning, Work
 from gossamer.methods.flash import Down, Exchanges, Flash, Nested, Train, Up, jmwst, pdst
 from gossamer.methods.nst import NST
 from gossamer.methods.parts import held_versions, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import Local
-from gossamer.methods.parts.mask_learning import SCHEDULE, Update, receive_update
+from gossamer.methods.parts.mask_learning import Update, receive_update
 from gossamer.methods.parts.sensitivity_probe import Probe
+from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Densities, Rounding, Saturate
 from gossamer.wire import Drawn, Revision, WireError
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The rounds that the schedule of the learning rate spans."""
+
+    lr_horizon: int = option(0, "rounds that the schedule spans; 0: all", least=0)
+    lr_lag: int = option(0, "rounds before the schedule starts", least=0)
+
+    def rate(self, training: Training, ctx: Ctx) -> float:
+        rounds = self.lr_horizon or ctx.rounds
+        return training.rate(replace(ctx, round=max(ctx.round - self.lr_lag, 1), rounds=rounds))
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class Server:
     mean_jaccard: float
 
 
+@variants_of(Flash)
 @dataclass(frozen=True)
 class FlashVariants:
     pure: Flash = Flash()
     learning: Learning = Learning()
+    horizon: Horizon = Horizon()
     saturate: Saturate = option(
         "waterfill", "how the excess density of a saturated layer is redistributed in mask rounds"
     )
@@ -72,12 +76,6 @@ class FlashVariants:
     eval_model: Literal["masked", "union"] = option(
         "masked", "evaluate the sparse model, or the mean that it is cut from"
     )
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
-    # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
         pure = self.pure
@@ -154,12 +152,6 @@ class FlashVariants:
             mean_jaccard=average.mean_jaccard,
         )
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
-    # client ---------------------------------------------------------------------------------------
-
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         pure, probe = self.pure, isinstance(down, Probe)
         if isinstance(down.mask, Drawn):
@@ -168,6 +160,8 @@ class FlashVariants:
             job = pure.begin(ctx, Train(down.model, Revision(masks), None), None)
         else:
             job = pure.begin(ctx, down, local)
+        if not probe:
+            job.work.rate = self.horizon.rate(pure.training, pure.stage_2(ctx))
         work = Work(job.work, probe or pure.moves(ctx), probe)
         work.intended = intended(ctx, pure.density if down.budget is None else down.budget)
         return Job(work, job.epochs, job.batch)
@@ -181,8 +175,6 @@ class FlashVariants:
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         result = self.pure.finish(ctx, work.model)
         return replace(result, trained=mask_learning.trained(self.learning, work))
-
-    # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.tested or state.params
@@ -249,27 +241,19 @@ class FlashVariants:
         return layers(ctx.task.layout.prunable, self.churn_layers) if self.churn_layers else None
 
 
+@variants_of(NST)
 @dataclass(frozen=True)
 class NSTVariants:
     pure: NST = NST()
     learning: Learning = Learning()
+    horizon: Horizon = Horizon()
     bernoulli: bool = option(False, "draw each weight of a mask independently; counts then vary")
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
 
     def init(self, ctx: Ctx) -> nst.Server:
         self.learning.check(self.pure.training, self.pure.prune_rate)
         self.pure.init(ctx)
         first = self.first_masks(ctx)
         return nst.Server(sparsity.masked(ctx.task.init(ctx.common.fold("init")), first), first)
-
-    def cohort(self, ctx: Ctx, state: nst.Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: nst.Server, client: Client) -> nst.Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: nst.Server, exchanges: nst.Exchanges) -> nst.Server:
         first, pure = self.first_masks(ctx), self.pure
@@ -284,13 +268,10 @@ class NSTVariants:
             return state
         return nst.Server({**state.params, **average.params}, average.owned, average.mean_jaccard)
 
-    def replies(self, ctx: Ctx, down: nst.Down) -> Sequence[Update]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
     def begin(self, ctx: Ctx, down: nst.Down, local: Local | None) -> Job[Work]:
         job = self.pure.begin(ctx, down, local or Local(self.first_masks(ctx)))
         work = Work(job.work.model, moves=True, base=job.work.base)
+        work.model.rate = self.horizon.rate(self.pure.training, ctx)
         work.intended = intended(ctx, self.pure.density)
         return Job(work, job.epochs, job.batch)
 
@@ -302,13 +283,6 @@ class NSTVariants:
     def finish(self, ctx: Ctx, work: Work) -> Result[Update, Local]:
         result = self.pure.finish(ctx, nst.Work(work.model, work.base))
         return replace(result, trained=mask_learning.trained(self.learning, work))
-
-    def model(self, ctx: Ctx, state: nst.Server, local: Local | None) -> Params:
-        return state.params
-
-    def measures(self, ctx: Ctx, state: nst.Server) -> Measures:
-        """As the pure method has them."""
-        return self.pure.measures(ctx, state)
 
     def first_masks(self, ctx: Ctx) -> Masks:
         """The masks that everybody begins with, known to all from the seed."""
@@ -342,15 +316,16 @@ def layers(names: Sequence[str], entries: str) -> list[str]:
     return selected
 
 
-RELEASED = replace(SCHEDULE, lr_horizon=1000, lr_lag=1)
 LOOSE = Learning(exact=False, growth="bernoulli")
+LATE = Horizon(lr_horizon=1000, lr_lag=1)
 
 
 def released(method: Flash) -> FlashVariants:
     """FLASH as the released code runs it."""
     return FlashVariants(
-        replace(method, training=RELEASED, weighting="uniform"),
+        replace(method, weighting="uniform"),
         LOOSE,
+        LATE,
         saturate="cap-ratio",
         rounding="floor",
         bernoulli=True,
@@ -361,10 +336,10 @@ def released(method: Flash) -> FlashVariants:
     )
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "flash-variants": FlashVariants(),
     "nst-variants": NSTVariants(),
-    "nst-code": NSTVariants(NST(training=RELEASED, weighting="uniform"), LOOSE, bernoulli=True),
+    "nst-code": NSTVariants(NST(weighting="uniform"), LOOSE, LATE, bernoulli=True),
     "pdst-code": released(pdst()),
     "spdst-code": released(Flash()),
     "jmwst-code": released(jmwst()),

@@ -7,26 +7,15 @@ the same mask (`own_start`) and how the mean treats a missing weight (`averaging
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gossamer import sparsity
-from gossamer.accounting import Accounting
-from gossamer.core import (
-    Batch,
-    Client,
-    Ctx,
-    Exchange,
-    Job,
-    Masks,
-    Measures,
-    Method,
-    Params,
-    Result,
-)
+from gossamer.core import Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedspa, subfedavg
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.lotteryfl import LotteryFL
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
@@ -44,6 +33,7 @@ def deciding_on(ctx: Ctx, split: Split) -> Ctx:
     return replace(ctx, data=replace(ctx.own, valid=getattr(ctx.own, split)))
 
 
+@variants_of(SubFedAvg)
 @dataclass(frozen=True)
 class SubFedAvgVariants:
     pure: SubFedAvg = SubFedAvg()
@@ -51,37 +41,6 @@ class SubFedAvgVariants:
     personal_model: Literal["sent", "masked"] = option(
         "sent", "a client's own model: as it last sent it, or the server's under its mask"
     )
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
-    def init(self, ctx: Ctx) -> Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.resend(ctx, state, client)
-
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return self.pure.merge(ctx, state, exchanges)
-
-    def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
-        return self.pure.holds(ctx, state, client)
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        return self.pure.replies(ctx, down)
-
-    def begin(self, ctx: Ctx, down: Down, local: subfedavg.Local | None) -> Job[subfedavg.Work]:
-        return self.pure.begin(ctx, down, local)
-
-    def step(self, ctx: Ctx, work: subfedavg.Work, batch: Batch) -> subfedavg.Work:
-        return self.pure.step(ctx, work, batch)
 
     def finish(self, ctx: Ctx, work: subfedavg.Work) -> Result[Up, subfedavg.Local]:
         return self.pure.finish(deciding_on(ctx, self.validate_on), work)
@@ -91,40 +50,13 @@ class SubFedAvgVariants:
             return sparsity.masked(state.params, local.masks)
         return self.pure.model(ctx, state, local)
 
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        return self.pure.measures(ctx, state)
 
-
+@variants_of(LotteryFL)
 @dataclass(frozen=True)
 class LotteryFLVariants:
     pure: LotteryFL = LotteryFL()
     overshoot: bool = option(False, "prune whole steps while above the density, and end below it")
     validate_on: Split = option("valid", SPLIT_HELP)
-
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
-    def init(self, ctx: Ctx) -> Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.resend(ctx, state, client)
-
-    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        return self.pure.merge(ctx, state, exchanges)
-
-    def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
-        return self.pure.holds(ctx, state, client)
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        return self.pure.replies(ctx, down)
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[masked_training.Work]:
         ctx = deciding_on(ctx, self.validate_on)
@@ -134,19 +66,8 @@ class LotteryFLVariants:
         params, before = personal_masks.receive(ctx, down, held, initial)
         return self.pure.start(ctx, params, before, self.pure.prune_step)
 
-    def step(self, ctx: Ctx, work: masked_training.Work, batch: Batch) -> masked_training.Work:
-        return self.pure.step(ctx, work, batch)
 
-    def finish(self, ctx: Ctx, work: masked_training.Work) -> Result[Up, Local]:
-        return self.pure.finish(ctx, work)
-
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
-
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        return self.pure.measures(ctx, state)
-
-
+@variants_of(FedSpa)
 @dataclass(frozen=True)
 class FedSpaVariants:
     pure: FedSpa = FedSpa()
@@ -155,19 +76,9 @@ class FedSpaVariants:
         "fedavg", "mean change over all clients, or over those with a weight"
     )
 
-    @property
-    def accounting(self) -> Accounting:
-        return self.pure.accounting
-
     def initial(self, ctx: Ctx, client: Client) -> Masks:
         """The mask that a client begins with."""
         return self.pure.initial(ctx, client.id if self.own_start else 0)
-
-    def init(self, ctx: Ctx) -> Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         initial = self.initial(ctx, client)
@@ -195,26 +106,11 @@ class FedSpaVariants:
     def holds(self, ctx: Ctx, state: Server, client: Client) -> Masks | None:
         return personal_masks.masks_of(ctx, state, client, self.initial(ctx, client))
 
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        return self.pure.replies(ctx, down)
-
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[fedspa.Work]:
-        return self.pure.begin(ctx, down, local)
-
-    def step(self, ctx: Ctx, work: fedspa.Work, batch: Batch) -> fedspa.Work:
-        return self.pure.step(ctx, work, batch)
-
-    def finish(self, ctx: Ctx, work: fedspa.Work) -> Result[Up, Local]:
-        return self.pure.finish(ctx, work)
-
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params if self.own_start and not local else self.pure.model(ctx, state, local)
 
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        return self.pure.measures(ctx, state)
 
-
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "subfedavg-variants": SubFedAvgVariants(),
     "lotteryfl-variants": LotteryFLVariants(),
     "fedspa-variants": FedSpaVariants(),

@@ -17,19 +17,22 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Method, Params, Result
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import pffdst
 from gossamer.methods.as_published import mask_learning
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
 from gossamer.methods.as_published.pffdst_phases import Phases
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
-from gossamer.methods.parts import held_versions, masked_training, sensitivity_probe, sparse_model
+from gossamer.methods.parts import frozen_weights, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.client_readjustment import TRAINING, accepted, readjust
+from gossamer.methods.parts.frozen_weights import Local
+from gossamer.methods.parts.held_versions import NOBODY
 from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity, mean_sensitivity
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
-from gossamer.methods.pffdst import PFFDST, Down, Local
+from gossamer.methods.pffdst import PFFDST, Down
 from gossamer.optim import Training
 from gossamer.wire import Drawn, Revision, WireError
 
@@ -52,10 +55,10 @@ class Server:
     mean_jaccard: float = 0.0
 
     @property
-    def shared(self) -> pffdst.Server:
+    def shared(self) -> frozen_weights.Server:
         """The state of the paper's method."""
-        names = [field.name for field in fields(pffdst.Server)]
-        return pffdst.Server(**{name: getattr(self, name) for name in names})
+        names = [field.name for field in fields(frozen_weights.Server)]
+        return frozen_weights.Server(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Work:
     score: float | None
 
 
+@variants_of(PFFDST)
 @dataclass(frozen=True)
 class PFFDSTVariants:
     clients: int = option(20, "clients per round", least=1)
@@ -101,8 +105,6 @@ class PFFDSTVariants:
         """The method of the paper, for all that no option changes."""
         return replace(self.phases.pure, clients=self.clients, training=self.training, bn=self.bn)
 
-    # server ---------------------------------------------------------------------------------------
-
     def init(self, ctx: Ctx) -> Server:
         least = self.phases.probes + (2 if self.phases.freezing else 1)
         if ctx.rounds < least:
@@ -111,14 +113,14 @@ class PFFDSTVariants:
                 f"--no-freezing"
             )
         self.learning.check(self.training, self.prune_rate)
-        params, nobody = ctx.task.init(ctx.common.fold("init")), held_versions.NOBODY
+        params = ctx.task.init(ctx.common.fold("init"))
         if self.phases.probes:
             masks = self._probed(ctx).masks()
         else:
             counts = self.phases.quotas(ctx, self.pure.part + self.pure.extra)
             masks = first_masks(ctx, params, counts, self.start)
         params = sparsity.masked(params, masks)
-        return Server(params, masks, {}, 0, nobody, nobody, False, {}, {}, {}, -1.0)
+        return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         if self.phases.probing(ctx):
@@ -167,7 +169,9 @@ class PFFDSTVariants:
         average = sparsity.masked_mean(weighted, "wfa", otherwise=state.params)
         if not participants:
             return state
-        shared = self.phases.readjusted(ctx, pffdst.merged(shared, average, participants), average)
+        shared = self.phases.readjusted(
+            ctx, frozen_weights.merged(shared, average, participants), average
+        )
         state = replace(_scored(state, scores), **vars(shared))
         return self._frozen(ctx, state) if self.phases.over(ctx) and not state.frozen else state
 
@@ -177,8 +181,6 @@ class PFFDSTVariants:
             return [Sensitivity(torch.zeros(len(ctx.task.layout.prunable)))]
         mask = Revision(sparse_model.all_zeros(ctx)) if self.phases.moves(ctx) else None
         return [Up(self._read(ctx, down).model, mask, 0.0 if self._scores(ctx) else None)]
-
-    # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Message, local: Local | None) -> Job[Work]:
         intended = self.phases.intended(ctx)
@@ -222,11 +224,6 @@ class PFFDSTVariants:
         up = Up(pure.up.model, mask, work.score)
         return Result(up, pure.local, pure.masks, pure.trained, metrics)
 
-    # anyone ---------------------------------------------------------------------------------------
-
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return state.params
-
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks, the density of the frozen part, and how far apart the masks of clients are."""
         return self.pure.measures(ctx, state.shared)
@@ -239,7 +236,7 @@ class PFFDSTVariants:
     def _read(self, ctx: Ctx, down: First | Down) -> Down:
         """The message itself, or the one that the first message stands for."""
         if isinstance(down, First):
-            return self.pure.message(ctx, self.init(ctx).shared, current=False, keeps=False)
+            return self.pure.resend(ctx, self.init(ctx).shared, Client(0, 0))
         return down
 
     def _probed(self, ctx: Ctx) -> Drawn:
@@ -330,7 +327,7 @@ def released() -> PFFDSTVariants:
     return replace(code, phases=replace(code.phases, until=0.5, readjust_second=False))
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "pffdst-variants": PFFDSTVariants(),
     "pffdst-code": code_parity(PFFDSTVariants()),
     "pffdst-release": released(),

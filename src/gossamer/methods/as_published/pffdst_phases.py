@@ -11,8 +11,9 @@ from gossamer.core import Ctx, Masks, Params
 from gossamer.fields import option
 from gossamer.methods.as_published.feddst import Readjustment
 from gossamer.methods.parts import sparse_model
+from gossamer.methods.parts.frozen_weights import Server, changed
 from gossamer.methods.parts.sensitivity_probe import after_probe
-from gossamer.methods.pffdst import PFFDST, Server, changed, fractions
+from gossamer.methods.pffdst import PFFDST, fractions
 from gossamer.sparsity import Average, Counts, Densities, Rounding
 
 

@@ -7,15 +7,16 @@ clients of a mixture start, or what a client's own model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
-from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Method, Params, Result
+from gossamer.core import Batch, Ctx, Ensemble, Exchange, Job, Params, Result
 from gossamer.fields import option
 from gossamer.methods import laplace, mixture
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.mixture import Mixture
 from gossamer.methods.parts import dense_model
@@ -24,6 +25,7 @@ Regulariser = Literal["whole", "per-example"]
 REGULARISER_HELP = "the prior beside the mean loss: as it is, or divided by the client's examples"
 
 
+@variants_of(Laplace)
 @dataclass(frozen=True)
 class LaplaceVariants:
     pure: Laplace = Laplace()
@@ -37,15 +39,6 @@ class LaplaceVariants:
     personal_model: Literal["sent", "global"] = option(
         "sent", "a client's own model: what it sent last, or the server's"
     )
-
-    def init(self, ctx: Ctx) -> laplace.Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: laplace.Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: laplace.Server, client: Client) -> dense_model.Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(
         self,
@@ -64,11 +57,6 @@ class LaplaceVariants:
         means = {n: torch.stack([reply[n] for _, reply in replies]).mean(0) for n in names}
         return replace(merged, params={**merged.params, **means})
 
-    def begin(
-        self, ctx: Ctx, down: dense_model.Down, local: laplace.Local | None
-    ) -> Job[dense_model.Work]:
-        return self.pure.begin(ctx, down, local)
-
     def step(self, ctx: Ctx, work: dense_model.Work, batch: Batch) -> dense_model.Work:
         if self.regulariser == "whole":
             return self.pure.step(ctx, work, batch)
@@ -81,9 +69,6 @@ class LaplaceVariants:
     def finish(self, ctx: Ctx, work: dense_model.Work) -> Result[laplace.Up, laplace.Local]:
         done = self.pure.finish(ctx, work)
         return done if self.personal_model == "sent" else replace(done, local=None)
-
-    def model(self, ctx: Ctx, state: laplace.Server, local: laplace.Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
 
 
 @dataclass(frozen=True)
@@ -99,6 +84,7 @@ class Work:
     best: int
 
 
+@variants_of(Mixture)
 @dataclass(frozen=True)
 class MixtureVariants:
     pure: Mixture = Mixture()
@@ -112,15 +98,6 @@ class MixtureVariants:
     personal_model: Literal["sent", "best", "global"] = option(
         "sent", "a client's own model: what it sent last, the server's of least loss, or all"
     )
-
-    def init(self, ctx: Ctx) -> mixture.Server:
-        return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: mixture.Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: mixture.Server, client: Client) -> mixture.Down:
-        return self.pure.down(ctx, state, client)
 
     def merge(
         self,
@@ -144,8 +121,15 @@ class MixtureVariants:
         return Job(Work(job.work, best), job.epochs, job.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
-        factor = 1.0 if self.regulariser == "whole" else 1 / len(ctx.own.train)
-        self.pure.step(ctx, work.inner, batch, factor)
+        pure, inner = self.pure, work.inner.inner
+        if self.regulariser == "whole":
+            pure.step(ctx, work.inner, batch)
+            return work
+        loss, grads = ctx.task.gradients(inner.params, batch)
+        strength = 1 / len(ctx.own.train) * pure.strength
+        for apart, chance in mixture.sources(inner.params, work.inner.models, pure.strength, grads):
+            torch._foreach_add_(list(grads.values()), apart, alpha=strength * chance)
+        dense_model.descend(pure.training, inner, batch, loss, grads)
         return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[dense_model.Up, mixture.Local | Chosen]:
@@ -161,7 +145,7 @@ class MixtureVariants:
         return self.pure.model(ctx, state, local)
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "laplace-variants": LaplaceVariants(),
     "mixture-variants": MixtureVariants(),
 }

@@ -8,19 +8,21 @@ and others on one round's gradients (`gathering round`). A weight that returns m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, Literal
 
 from gossamer import merge, sparsity
-from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Method, Params, Result
+from gossamer.core import Batch, Ctx, Exchange, Result
 from gossamer.fields import option
+from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.parts import masked_training
 from gossamer.methods.prunefl import Down, Local, Measured, PruneFL, Server, Up, Work
 from gossamer.sparsity import Importance
 
 
+@variants_of(PruneFL)
 @dataclass(frozen=True)
 class PruneFLVariants:
     pure: PruneFL = PruneFL()
@@ -34,10 +36,6 @@ class PruneFLVariants:
         "kept", "a weight that returns has the value it was pruned with, or zero"
     )
 
-    clients = property(lambda self: self.pure.clients)
-    bn = property(lambda self: self.pure.bn)
-    accounting = property(lambda self: self.pure.accounting)
-
     def init(self, ctx: Ctx) -> Server:
         if self.target_density > self.pure.max_density:
             raise ValueError(
@@ -45,15 +43,6 @@ class PruneFLVariants:
                 f"{self.pure.max_density:g}, from which it is reached; choose a lower target"
             )
         return self.pure.init(ctx)
-
-    def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
-        return self.pure.cohort(ctx, state, pool)
-
-    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.down(ctx, state, client)
-
-    def resend(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        return self.pure.resend(ctx, state, client)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         density = self.pure.max_density
@@ -65,13 +54,6 @@ class PruneFLVariants:
         if self.comeback == "zero" and after.version != state.version:
             after = replace(after, params=sparsity.masked(after.params, after.masks))
         return after
-
-    def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
-        """Example replies, from which the reply schema is derived."""
-        return self.pure.replies(ctx, down)
-
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return self.pure.begin(ctx, down, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         if self._gathers_always(work) or (self.gathering == "round" and work.sends):
@@ -100,13 +82,6 @@ class PruneFLVariants:
     def _gathers_always(self, work: Work) -> bool:
         return self.gathering == "all" or work.gathered.squared
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return self.pure.model(ctx, state, local)
-
-    def measures(self, ctx: Ctx, state: Server) -> Measures:
-        """The masks of the model, and the phase of the next round."""
-        return self.pure.measures(ctx, state)
-
 
 def squared_mean(
     exchanges: Iterable[Exchange[Down, Up]], weighting: merge.Weighting
@@ -134,6 +109,6 @@ def squared_mean(
         yield latest
 
 
-ENTRIES: dict[str, Method[Any, Any, Any, Any, Any]] = {
+ENTRIES: dict[str, Any] = {
     "prunefl-variants": PruneFLVariants(),
 }

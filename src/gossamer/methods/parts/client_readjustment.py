@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-from gossamer import sparsity
-from gossamer.core import Batch, Ctx, Masks
+from gossamer import merge, sparsity
+from gossamer.core import Batch, Ctx, Exchange, Masks, Params
 from gossamer.fields import option
-from gossamer.methods.parts import masked_training
+from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import SparseModel, affordable, prunable, total
 from gossamer.optim import Training
@@ -16,6 +18,16 @@ from gossamer.wire import Revision, WireError
 
 TRAINING = Training(epochs=3, batch=32, lr=0.01, momentum=0.9, weight_decay=0.001)
 """FedDST's local training."""
+
+
+class Message(Protocol):
+    """What a client is sent, whatever comes with the model."""
+
+    @property
+    def model(self) -> SparseModel: ...
+
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,35 @@ def accepted(reply: Revision | None, masks: Masks, counts: Counts, frozen: Masks
     if any(bool((reply.masks[name] & mask).any()) for name, mask in frozen.items()):
         raise WireError("a mask came back with weights that are frozen")
     return affordable(reply.masks, allowed)
+
+
+def replies(ctx: Ctx, model: SparseModel, rate: Number) -> Sequence[Up]:
+    """Example replies to a model, from which the reply schema is derived."""
+    return [Up(model, Revision(sparse_model.all_zeros(ctx)) if rate else None)]
+
+
+def received(
+    ctx: Ctx,
+    exchanges: Iterable[Exchange[M, Up]],
+    sent: Masks,
+    counts: Counts,
+    frozen: Masks,
+    weighting: merge.Weighting,
+    participants: list[int],
+) -> Iterator[tuple[Params, Masks, float]]:
+    """Each client's model, masks and weight in the mean; appends the clients to `participants`."""
+    for exchange in exchanges:
+        up, client = exchange.up, exchange.client
+        masks = accepted(up.mask, sent, counts, frozen)
+        params = sparse_model.receive_reply(ctx, up.model, exchange.down.model, masks)
+        participants.append(client.id)
+        yield params, masks, merge.weight(client, weighting)
+
+
+def readjust_when_due(ctx: Ctx, work: Work, batch: Batch, density: Number, rate: Number) -> None:
+    """After the last step, moves a fraction `rate` of a model of this density; 0: none."""
+    if rate and batch.step + 1 == batch.steps:
+        readjust(ctx, work, batch, quotas(ctx, density * (1 - rate)), quotas(ctx, density))
 
 
 def readjust(

@@ -209,7 +209,7 @@ class Votes:
             if int(torch.count_nonzero(places[name])) != count or bool(active.any()):
                 raise WireError(f"not the {count} gradients of {name} that were asked for")
         self.named = sparsity.union(places, self.named) if self.named else places
-        add_weighted(self.sums, unpack(gradients.values, places), weight)
+        add_weighted(self.sums, unpack(gradients.values, places), weight)  # FedTiny, eq. 8
         return up.model
 
     def change(self, state: AdjustedModel) -> Change:

@@ -1,0 +1,75 @@
+"""Whole runs as a user starts them: seconds of local training of SPDST at 0.05, over FedAvg's.
+
+`gossamer run` with two workers, in turns; seconds are those that clients report in the log. Round 1
+is left out: SPDST's is the probe. LeNet is also run by one worker, for the speed-up of two.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gossamer.data.sources import SOURCES
+from gossamer.data.sources.search import find
+
+ROUNDS = int(os.environ.get("GOSSAMER_BENCHMARK_ROUNDS", "4"))
+TURNS = int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3"))
+JOBS = {
+    "lenet5_caffe": [
+        *["--data", "fmnist", "--model", "lenet5_caffe", "--partition", "iid", "--pool", "100"],
+        *["--clients", "10", "--batch", "64"],
+    ],
+    "resnet18:width=32": [
+        *["--data", "cifar10", "--model", "resnet18:width=32", "--partition", "iid"],
+        *["--pool", "400", "--clients", "4", "--batch", "32"],
+    ],
+}
+METHODS = {
+    "fedavg": ["fedavg"],
+    "spdst": ["spdst", "--density", "0.05", "--probe-clients", "2", "--probe-epochs", "1"],
+}
+
+
+def measure() -> dict[str, object]:
+    """Medians of turns, and their ratios."""
+    if absent := [name for name in ("fmnist", "cifar10") if find(SOURCES[name]) is None]:
+        return {"skipped": f"{absent[0]} is not on this machine"}
+    found: dict[str, object] = {"rounds": ROUNDS, "turns": TURNS}
+    for job, options in JOBS.items():
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
+        for _ in range(TURNS):
+            for name, words in METHODS.items():
+                taken[name].append(_run([*words, *options], workers=2))
+        training = {name: statistics.median(t for t, _ in times) for name, times in taken.items()}
+        rounds = {name: statistics.median(r for _, r in times) for name, times in taken.items()}
+        pairs = zip(taken["fedavg"], taken["spdst"], strict=True)
+        found[job] = {
+            "seconds_of_training": {name: round(each, 3) for name, each in training.items()},
+            "ratio_of_training": round(statistics.median(f[0] / s[0] for f, s in pairs), 2),
+            "ratio_of_rounds": round(rounds["fedavg"] / rounds["spdst"], 2),
+            "command": " ".join(["gossamer run", *METHODS["spdst"], *options]),
+        }
+    words = [*METHODS["spdst"], *JOBS["lenet5_caffe"]]
+    alone = [_run(words, workers=1)[1] for _ in range(TURNS)]
+    both = [_run(words, workers=2)[1] for _ in range(TURNS)]
+    found["two_workers_over_one"] = round(statistics.median(alone) / statistics.median(both), 2)
+    return found
+
+
+def _run(words: list[str], workers: int) -> tuple[float, float]:
+    """Seconds of local training, and of rounds, from the second round on."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "gossamer", "run", *words, "--out", str(out)]
+        command += ["--rounds", str(ROUNDS), "--epochs", "1", "--eval-every", "0", "--quiet"]
+        command += ["--momentum", "0.9", "--lr", "0.01", "--workers", str(workers), "--seed", "1"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    seconds = {"client-finished": 0.0, "round-finished": 0.0}
+    for event in events:
+        if event["event"] in seconds and event["round"] > 1:
+            seconds[event["event"]] += event["clock"]["seconds"]
+    return seconds["client-finished"], seconds["round-finished"]
