@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
-from gossamer import Task
+from gossamer import Batch, Key, Params, Task
 from gossamer.arithmetic.choice import Arithmetic
+from gossamer.arithmetic.library import library, missing
+from gossamer.arithmetic.native import Native
+from gossamer.arithmetic.plan import Lists, Plan
+from gossamer.core import Masks
+from gossamer.task.layout import Layout
+from helpers import batch_of
 
 
 class Residual(nn.Module):
@@ -162,3 +171,75 @@ def net(name: str, arithmetic: Arithmetic = "native") -> Task:
     """The task of a model."""
     make, shape = NETS[name]
     return Task.of(make(), torch.zeros(2, *shape), arithmetic=arithmetic)
+
+
+KERNELS = pytest.mark.skipif(library() is None, reason=missing())
+
+DENSITIES = (0.0, 0.05, 0.5, 1.0)
+BATCHES = (1, 3, 7, 10, 16, 20, 37, 64, 100)
+
+
+class AllSparse(Native):
+    """Computes every masked layer at its non-zeros, even where that is slower."""
+
+    def sparse_layers(self, masks: Mapping[str, Tensor], batch: int) -> dict[str, Lists]:
+        return {name: self.lists(name, masks[name]) for name in self.plan.layers if name in masks}
+
+
+class AllDense(Native):
+    """Computes every layer with its zeros."""
+
+    def sparse_layers(self, masks: Mapping[str, Tensor], batch: int) -> dict[str, Lists]:
+        return {}
+
+
+WAYS: tuple[type[Native], ...] = (Native, AllSparse, AllDense)
+
+
+def plan_of(module: nn.Module, shape: tuple[int, ...]) -> tuple[Layout, Plan]:
+    """The layout and plan of a model."""
+    kernels = library()
+    assert kernels is not None
+    layout = Layout.trace(module, torch.zeros(2, *shape))
+    return layout, Plan.of(kernels, module, layout)
+
+
+def draw(layout: Layout, density: float, seed: int = 0) -> tuple[Params, Masks]:
+    """Random parameters of every kind, positive variances, and masks of all layers."""
+    generator = torch.Generator().manual_seed(seed)
+    params, masks = {}, {}
+    for name in (*layout.parameters, *layout.buffers):
+        shape = layout[name].shape
+        params[name] = torch.randn(shape, generator=generator) * 0.5
+        if name in layout.buffers:
+            params[name] = params[name].abs() + 0.5
+        if len(shape) > 1:
+            masks[name] = torch.rand(shape, generator=generator) < density
+            params[name] = params[name] * masks[name]
+    return params, masks
+
+
+def examples(
+    shape: tuple[int, ...], batch: int, seed: int = 1, classes: int = 3, key: Key | None = None
+) -> Batch:
+    """A batch of random examples."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, *shape, generator=generator)
+    return batch_of(x, torch.randint(classes, (batch,), generator=generator), key)
+
+
+def autograd(module: nn.Module, params: Params, batch: Batch) -> tuple[float, Params, Params]:
+    """The loss, gradients of all parameters, and running statistics afterwards, in float64."""
+    precise = copy.deepcopy(module).double().train()
+    held = {name: tensor.double() for name, tensor in params.items()}
+    leaves = {name: held[name].requires_grad_() for name, _ in precise.named_parameters()}
+    loss = functional.cross_entropy(functional_call(precise, held, batch.x.double()), batch.y)
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    statistics = {name: tensor for name, tensor in held.items() if name not in leaves}
+    return float(loss.detach()), dict(zip(leaves, grads, strict=True)), statistics
+
+
+def close(found: Tensor, exact: Tensor, tolerance: float = 3e-5) -> bool:
+    """Equal but for roundings, relative to the largest number of the tensor."""
+    error = (found.double() - exact).abs().max() if found.numel() else torch.tensor(0.0)
+    return bool(error <= tolerance * (exact.abs().max() + 0.1)) if found.numel() else True
