@@ -7,6 +7,8 @@ choice of the cohort to the merged state, both sides of the wire and the client'
 is what comes before a run's first round (reading, opening, checking) and what follows a merge
 (events, figures, evaluation, checkpoints). The first round is counted, when no cache is warm.
 
+Left out too is what computes a step, torch and `arithmetic/` alike: no message passes through it.
+
 A file is touched if any of its functions is called. A call crosses if the nearest caller in
 `src/gossamer` is in another file; calls through PyTorch or the standard library count the same.
 """
@@ -83,8 +85,9 @@ def _file(frame: FrameType) -> str:
 
 
 def _named(path: str) -> str:
-    """A file by its name in the package; empty if it is not in it."""
-    return path[len(str(HOME)) + 1 :] if path.startswith(str(HOME)) else ""
+    """A file by its name in the package; empty if it is not in it, or computes a step."""
+    name = path[len(str(HOME)) + 1 :] if path.startswith(str(HOME)) else ""
+    return "" if name.startswith("arithmetic/") else name
 
 
 def main() -> None:

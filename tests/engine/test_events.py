@@ -99,7 +99,7 @@ def test_another_seed_has_another_log(logs: list[Path], tmp_path: Path) -> None:
 def test_a_log_tells_the_whole_run_in_order(logs: list[Path]) -> None:
     kinds = [event["event"] for event in read(logs[0])]
     per_round = ["client-finished"] * 3 + ["round-finished", "evaluated"]
-    assert kinds == ["started", "evaluated", *per_round * 4, "finished"]
+    assert kinds == ["started", "arithmetic-chosen", "evaluated", *per_round * 4, "finished"]
     started = read(logs[0])[0]
     assert started["schema"] == events.SCHEMA and started["seed"] == 3
     assert started["settings"]["batch"] == 8 and started["pool"] == 6

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gossamer import Ctx, FedAvg, Job, Options, run
+from gossamer.arithmetic.model import Model
 from gossamer.core import Masks
 from gossamer.engine import ClientError
 from gossamer.engine.inbox import Inbox
@@ -57,7 +58,7 @@ class TrainsWhatItWasSent(FedAvg):
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         job = super().begin(ctx, down, local)
-        return replace(job, work=replace(job.work, params=down.params))
+        return replace(job, work=replace(job.work, model=Model(ctx.task, down.params)))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

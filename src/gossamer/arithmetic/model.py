@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from gossamer import optim
-from gossamer.arithmetic.native import Native, set_batch
+from gossamer.arithmetic.native import Native
 from gossamer.arithmetic.plan import in_memory_order
 from gossamer.arithmetic.structs import CCall, CParam
 from gossamer.core import Batch, Masks, Params
@@ -147,7 +147,9 @@ class _Packed:
         self.names = plan.names
         self.trained = plan.names[: plan.trained]
         self.lists = native.sparse_layers(masks, batch)
-        self.values = {name: self._pack(name, model._params[name]) for name in self.names}
+        self.values = {
+            name: self._pack(name, native.ordered(name, model._params)) for name in self.names
+        }
         self.grads = {name: torch.empty_like(self.values[name]) for name in self.trained}
         self.velocity = {
             name: self._pack(name, tensor)
@@ -189,7 +191,7 @@ class _Packed:
         call = self.call
         if self.settings != (training, prox, id(anchor)):
             self._set(training, prox, anchor)
-        set_batch(call, batch.x, batch.y)
+        self.native.set_batch(call, batch.x, batch.y)
         call.rate = rate
         seeds = self.native.plan.seeds(batch.key)
         call.seeds = None if seeds is None else ctypes.addressof(seeds)

@@ -92,7 +92,7 @@ class Native:
         grads: Params = {}
         packed: dict[str, Tensor] = {}
         for number, name in enumerate(self.plan.names):
-            tensor = in_memory_order(params[name].detach())
+            tensor = self.ordered(name, params)
             if name in self.plan.batch_norms and tensor.data_ptr() != params[name].data_ptr():
                 raise ValueError(f"the running statistics {name} must be contiguous")
             held.append(tensor)
@@ -136,7 +136,7 @@ class Native:
         table = (CParam * len(self.plan.names))()
         held = []
         for number, name in enumerate(self.plan.names):
-            tensor = in_memory_order(params[name].detach())
+            tensor = self.ordered(name, params)
             values = lists[name].pack(tensor) if name in lists else tensor
             table[number].values, table[number].count = values.data_ptr(), values.numel()
             if name in lists:
@@ -151,8 +151,43 @@ class Native:
 
     def _call(self, table: ctypes.Array[CParam], x: Tensor, y: Tensor | None) -> CCall:
         call = CCall(params=ctypes.addressof(table), param_count=len(table))
-        set_batch(call, x, y)
+        self.set_batch(call, x, y)
         return call
+
+    def set_batch(self, call: CCall, x: Tensor, y: Tensor | None) -> None:
+        """Points a call to a batch, whose tensors must outlive it.
+
+        Raises:
+            ValueError: the batch is empty, or not of the shape that the model was traced with.
+        """
+        if not len(x):
+            raise ValueError("a batch has no examples; batches need at least one")
+        if x.shape[1:] != self.plan.input:
+            wanted, found = tuple(self.plan.input), tuple(x.shape[1:])
+            raise ValueError(f"the model takes examples of shape {wanted}, not {found}")
+        call.x, call.batch = x.data_ptr(), len(x)
+        if x.dim() == 4:
+            call.stride_n, call.stride_c, call.stride_y, call.stride_x = x.stride()
+        else:
+            call.stride_n, call.stride_c = x.stride()
+        if y is not None:
+            if y.shape != x.shape[:1] or not y.is_contiguous():
+                raise ValueError(f"{len(x)} examples have labels of shape {tuple(y.shape)}")
+            call.labels = y.data_ptr()
+
+    def ordered(self, name: str, params: Params) -> Tensor:
+        """A parameter in memory order; a copy only if it is not so already.
+
+        Raises:
+            ValueError: it has another shape or type than the model's.
+        """
+        tensor = params[name]
+        if tensor.shape != self.plan.shapes[name] or tensor.dtype is not torch.float32:
+            wanted = f"{tuple(self.plan.shapes[name])} of float32"
+            raise ValueError(
+                f"{name} has the shape {tuple(tensor.shape)} of {tensor.dtype}, not {wanted}"
+            )
+        return in_memory_order(tensor.detach())
 
     def run(self, call: CCall) -> None:
         """Executes a call.
@@ -167,16 +202,3 @@ class Native:
 def version(tensor: Tensor) -> float:
     """A number that changes when the tensor does; equal to nothing where torch does not count."""
     return math.nan if tensor.is_inference() else tensor._version
-
-
-def set_batch(call: CCall, x: Tensor, y: Tensor | None) -> None:
-    """Points a call to a batch, whose tensors must outlive it."""
-    if not len(x):
-        raise ValueError("a batch has no examples; batches need at least one")
-    call.x, call.batch = x.data_ptr(), len(x)
-    if x.dim() == 4:
-        call.stride_n, call.stride_c, call.stride_y, call.stride_x = x.stride()
-    else:
-        call.stride_n, call.stride_c = x.stride()
-    if y is not None:
-        call.labels = y.data_ptr()

@@ -39,6 +39,8 @@ class Plan:
         self.names = (*layout.parameters, *layout.buffers)
         index = {name: number for number, name in enumerate(self.names)}
         self.trained = len(layout.parameters)
+        self.input = torch.Size(layout.input.shape)
+        self.shapes = {name: torch.Size(layout[name].shape) for name in self.names}
         self.layers = {
             step.weight: Layer(
                 step.weight,
@@ -69,6 +71,9 @@ class Plan:
 
     def lists(self, name: str, mask: Tensor) -> Lists:
         """The index lists of a layer's mask."""
+        if mask.shape != self.shapes[name]:
+            wanted = tuple(self.shapes[name])
+            raise ValueError(f"the mask of {name} has the shape {tuple(mask.shape)}, not {wanted}")
         return Lists(self, self.layers[name].step, mask)
 
     def seeds(self, key: Key) -> ctypes.Array[ctypes.c_uint64] | None:

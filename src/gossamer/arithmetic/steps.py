@@ -48,6 +48,8 @@ class _Builder:
         self.chain = Chain(0, 0, [])
         self.constants: dict[fx.Node, object] = {}
         """Numbers that the model computes from shapes."""
+        self.vectors: set[int] = set()
+        """Values without rows and columns; an image of one pixel has both, and zeros beside it."""
         self.used: set[str] = set()
         self.ended = False
 
@@ -71,8 +73,8 @@ class _Builder:
                 FUNCTIONS.get(node.target, _unknown)(self, node, value, None)
 
     def finished(self) -> Chain:
-        channels, height, width = self.chain.shapes[self.chain.output]
-        if not self.ended or not self.chain.steps or height * width != 1 or channels < 2:
+        output, classes = self.chain.output, self.chain.shapes[self.chain.output][0]
+        if not self.ended or not self.chain.steps or output not in self.vectors or classes < 2:
             raise Unsupported("its output is not one vector of logits for each example")
         return self.chain
 
@@ -80,8 +82,11 @@ class _Builder:
         if not isinstance(value, Tensor) or value.dim() not in (2, 4):
             raise Unsupported("it passes on something that is neither an image nor a vector")
         shape = tuple(value.shape[1:])
+        index = len(self.chain.shapes)
         self.chain.shapes.append(shape if len(shape) == 3 else (shape[0], 1, 1))
-        return len(self.chain.shapes) - 1
+        if len(shape) == 1:
+            self.vectors.add(index)
+        return index
 
     def source(self, argument: object) -> int:
         if not isinstance(argument, fx.Node) or argument not in self.values:
@@ -205,7 +210,7 @@ def _flatten(builder: _Builder, node: fx.Node, value: object, part: Any) -> None
     channels, height, width = builder.chain.shapes[source]
     if tuple(value.shape) != (2, channels * height * width):
         raise Unsupported("it flattens something other than whole examples")
-    if height * width == 1:
+    if source in builder.vectors:
         builder.alias(node)
     else:
         builder.emit(node, value, Kind.FLATTEN)

@@ -112,6 +112,7 @@ class _Gathered:
             "client-failed": self._failure,
             "round-finished": self._round,
             "measured": self._measure,
+            "arithmetic-chosen": lambda event: None,
             "evaluated": self._evaluate,
             "finished": self._finish,
         }

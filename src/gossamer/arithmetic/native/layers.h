@@ -226,6 +226,7 @@ static void batch_norm_backward(const Image& in, const Image& grad, const Image&
     });
     if (weight_gradient) weight_gradient[c] = (float)product;
     if (bias_gradient) bias_gradient[c] = (float)sum;
+    if (!to.at) continue;  // the norm of a model's input
     const Lanes<LANES> first = all<LANES>((float)(sum / count));
     const Lanes<LANES> second = all<LANES>((float)(product / count) * norm.inverse[c]);
     const Lanes<LANES> scale = all<LANES>(norm.scale[c]);
@@ -312,6 +313,7 @@ static void group_norm_backward(const Image& in, const Image& grad, const Image&
         add_product(sums, sum_c, weight);
         add_product(products, product_c, weight);
       }
+      if (!to.at) return;  // the norm of a model's input
       const Lanes<LANES> first = sums * all<LANES>(1 / numbers), second = products * all<LANES>(1 / numbers);
       group_pixels(in, g * channels, channels, [&](int c, int y, long x) {
         const Lanes<LANES> unit = (load_piece(in.of(c, y) + x + b, n) - mean) * inverse;

@@ -191,7 +191,11 @@ class Execution {
     return {at, (int)v.channels, (int)v.height, (int)v.width, (int)halo, batch};
   }
   Image image(int64_t value) const { return place(plan.values[value], plan.values[value].offset, plan.values[value].halo); }
-  Image gradient(int64_t value) const { return place(plan.values[value], plan.values[value].grad_offset, plan.values[value].grad_halo); }
+  // Without memory if nobody needs it.
+  Image gradient(int64_t value) const {
+    if (!wanted(value)) return Image{};
+    return place(plan.values[value], plan.values[value].grad_offset, plan.values[value].grad_halo);
+  }
   bool wanted(int64_t value) const { return plan.values[value].grad_offset != NONE; }
   Param* param(int64_t index) const { return index == NONE ? nullptr : &call.params[index]; }
   const float* values_of(int64_t index) const { return index == NONE ? nullptr : call.params[index].values; }

@@ -1,0 +1,64 @@
+"""Writes the tables of docs/arithmetic.md from benchmarks/results.
+
+python tools/arithmetic.py          # writes them
+python tools/arithmetic.py --check  # fails if the page differs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "arithmetic.md"
+RESULTS = ROOT / "benchmarks" / "results"
+DENSITIES = ("0.5", "0.2", "0.1", "0.05", "0.02", "0.01")
+
+
+def steps(found: dict[str, Any]) -> str:
+    """The best build's speed-up for each model."""
+    build, models = next(iter(found["builds"].items()))
+    lines = [
+        f"| {build} | " + " | ".join(DENSITIES) + " | dense, MB | sparse, MB |",
+        "|---" * (len(DENSITIES) + 3) + "|",
+    ]
+    for name, row in models.items():
+        cells = [f"{row['by_rule'][density]:.2f}" for density in DENSITIES]
+        memory = [f"{row['memory_mb'][key]:.1f}" for key in ("torch_dense", "kernels_0.05")]
+        lines.append(f"| {name} | " + " | ".join([*cells, *memory]) + " |")
+    return "\n".join(lines)
+
+
+def spafl(found: dict[str, Any]) -> str:
+    """Seconds of a client's round by density."""
+    rows = found["spafl"]
+    return "\n".join(
+        [
+            "| density | " + " | ".join(f"{row['density']:.3f}" for row in rows) + " |",
+            "|---" * (len(rows) + 1) + "|",
+            "| seconds | " + " | ".join(f"{row['seconds']:.3f}" for row in rows) + " |",
+            "| of FedAvg's | " + " | ".join(f"{row['to_fedavg']:.2f}" for row in rows) + " |",
+        ]
+    )
+
+
+def page() -> str:
+    """The page with its tables."""
+    text = PAGE.read_text(encoding="utf-8")
+    tables = {
+        "arithmetic": steps(json.loads((RESULTS / "arithmetic.json").read_text())),
+        "spafl": spafl(json.loads((RESULTS / "thresholds.json").read_text())),
+    }
+    for name, table in tables.items():
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        _, _, after = rest.partition(f"<!-- /{name} -->")
+        text = f"{before}<!-- {name} -->\n\n{table}\n\n<!-- /{name} -->{after}"
+    return text
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else 1)
+    PAGE.write_text(page(), encoding="utf-8")
