@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gossamer.deploy import load as load
     from gossamer.public import *  # noqa: F403
 else:
 
@@ -17,6 +18,9 @@ else:
         plain = name.isidentifier() and not name.startswith("_")
         if plain and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
+        if name == "load":  # for devices, which have no PyTorch
+            globals()[name] = value = import_module(f"{__name__}.deploy").load
+            return value
         if plain or name == "__all__":
             public = import_module(f"{__name__}.public")
             if name in ("__all__", *public.__all__):

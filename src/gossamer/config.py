@@ -244,6 +244,8 @@ def find_method(name: str) -> AnyMethod:
         return METHODS[name]
     place, colon, member = name.rpartition(":")
     if not colon:
+        if name.endswith(".py"):
+            raise KeyError(f"name a class of {name} too, such as {name}:Mine")
         hint = nearest(name, METHODS)
         raise KeyError(f"no method {name!r}{hint} `gossamer ls --all` lists them all")
     loaded = models.load(f"{place}:{member}")

@@ -18,6 +18,7 @@ from gossamer.core import (
     sample_by_budget,
     sample_richest,
 )
+from gossamer.deploy import load
 from gossamer.engine import Options, Run, Summary, run, start
 from gossamer.fields import option
 from gossamer.methods import (
@@ -75,6 +76,7 @@ __all__ = [
     "Summary",
     "Task",
     "Training",
+    "load",
     "option",
     "run",
     "sample",

@@ -104,7 +104,7 @@ def test_zeros_of_a_packed_tensor_can_be_put_back_with_numpy_alone(
     assert np.array_equal(full.reshape(shape), model.params[name].numpy())
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx", ".gsm"])
 def test_a_program_computes_what_the_model_does_for_any_number_of_examples(
     suffix: str, sparse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,18 +124,21 @@ def test_a_compact_model_computes_the_same_with_fewer_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = made(tmp_path / "run", "pdst", "--clients", "2", "--density", "0.01")
-    path = tmp_path / "small.safetensors"
-    assert main(["export", str(run), "-o", str(path), "--compact", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
     model = export.take(run)
     small = model.compact()
-    assert told["numbers"] == small.weights < model.weights
-    assert told["accuracy"] == accuracy_of(run)
+    for name in ("small.safetensors", "small.gsm"):
+        path = tmp_path / name
+        assert main(["export", str(run), "-o", str(path), "--compact", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert told["numbers"] == small.weights < model.weights
+        assert told["accuracy"] == accuracy_of(run)
     x = model.test.x[:64]
     torch.testing.assert_close(small.module()(x), model.module()(x), rtol=1e-5, atol=1e-5)
 
 
-def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path) -> None:
+def test_an_ensemble_is_written_with_all_its_members(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = made(tmp_path / "run", "mixture", "--clients", "2")
     model = export.take(run)
     export.save(model, tmp_path / "model.safetensors", packed=True)
@@ -147,6 +150,8 @@ def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path) -> None:
     assert export.accuracy(model.module(), model.test) == accuracy_of(run)
     with pytest.raises(ValueError, match="an ensemble has no compact form"):
         model.compact()
+    assert main(["export", str(run), "-o", str(tmp_path / "model.gsm")]) == 2
+    assert "holds one model and no ensemble" in capsys.readouterr().err
 
 
 def test_a_client_has_its_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +163,9 @@ def test_a_client_has_its_own_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     log = events(run / "events.jsonl")
     found = [event["local_mean"] for event in log if event["event"] == "evaluated"][-1]
     assert sum(accuracies) / 4 == pytest.approx(found)
+    path = tmp_path / "own.gsm"
+    assert main(["export", str(run), "--client", "2", "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["accuracy"] == accuracies[2]
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gossamer.arithmetic.plan import Layer, Plan
+if TYPE_CHECKING:
+    from gossamer.arithmetic.plan import Layer, Plan
 
 Arithmetic = Literal["auto", "torch", "native"]
 """`auto` follows the rule, the others override it."""
@@ -26,16 +27,16 @@ SMALL = 40e6
 """Multiplications of a batch below which the kernels win at any density: calls cost more."""
 
 
-def bound(layer: Layer, batch: int) -> float:
-    """The density up to which a layer is computed at its non-zeros only."""
-    if layer.convolution:
+def bound(convolution: bool, batch: int) -> float:
+    """The density up to which a layer, linear or not, is computed at its non-zeros only."""
+    if convolution:
         return CONVOLUTION
     return LINEAR[max(least for least in LINEAR if batch >= least)]
 
 
 def sparse(layer: Layer, density: float, batch: int) -> bool:
     """Whether a layer is computed at its non-zeros only."""
-    return density <= bound(layer, batch)
+    return density <= bound(layer.convolution, batch)
 
 
 def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:

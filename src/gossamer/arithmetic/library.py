@@ -44,6 +44,13 @@ class Library:
         self.unpack = function("unpack", None, pointer, pointer, pointer)
         real = ctypes.c_double
         self.descend = function("descend", None, pointer, integer, real, real, real, integer)
+        self.single = function(
+            "single", pointer, pointer, integer, pointer, *[integer] * 3, pointer
+        )
+        self.free_single = function("free_single", None, pointer)
+        self.single_memory = function("single_memory", pointer, pointer)
+        self.free_single_memory = function("free_single_memory", None, pointer)
+        self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 
 

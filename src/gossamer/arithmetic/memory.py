@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gossamer.arithmetic.steps import Chain, Step
+from gossamer.arithmetic.chain import Chain, Step
+from gossamer.arithmetic.library import Library
 from gossamer.arithmetic.structs import NONE, CStep, CValue, Kind
 
 
@@ -21,8 +22,8 @@ class Places:
     floats: int
 
 
-def places(chain: Chain) -> Places:
-    """The places of all values; activations first, then gradients."""
+def places(chain: Chain, gradients: bool = True) -> Places:
+    """The places of all values; activations first, then gradients, if there are any."""
     makers = {step.output: step for step in chain.steps}
     values, end = [], 0
     for index, (channels, height, width) in enumerate(chain.shapes):
@@ -32,15 +33,33 @@ def places(chain: Chain) -> Places:
         # Values that were fused away have no maker and take no memory.
         if index in makers or index == chain.input:
             end += channels * height * (width + 2 * halo)
-    gradients = _Gradients(end)
+    if not gradients:
+        return Places(values, end)
+    room = _Gradients(end)
     wanted = _wanted(chain)
-    gradients.place(values, chain.output)
+    room.place(values, chain.output)
     for step in reversed(chain.steps):
         for value in step.reads:
             if value in wanted and values[value].grad_offset == NONE:
-                gradients.place(values, value)
-        gradients.release(values[step.output])
-    return Places(values, gradients.end)
+                room.place(values, value)
+        room.release(values[step.output])
+    return Places(values, room.end)
+
+
+def compiled(library: Library, chain: Chain, index: dict[str, int], gradients: bool = True) -> int:
+    """A handle of the plan that runs a chain; `index` numbers the parameters."""
+    where = places(chain, gradients)
+    steps = c_steps(chain, index)
+    handle: int = library.plan(
+        (CStep * len(steps))(*steps),
+        len(steps),
+        (CValue * len(where.values))(*where.values),
+        len(where.values),
+        chain.input,
+        chain.output,
+        where.floats,
+    )
+    return handle
 
 
 def _halo(step: Step) -> int:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gossamer.arithmetic.chain import Chain
 from gossamer.arithmetic.library import Library
-from gossamer.arithmetic.memory import c_steps, places
-from gossamer.arithmetic.steps import Chain, Unsupported, chain_of
-from gossamer.arithmetic.structs import CStep, CValue, Kind
+from gossamer.arithmetic.memory import compiled
+from gossamer.arithmetic.steps import Unsupported, chain_of
+from gossamer.arithmetic.structs import Kind
 from gossamer.core import Key
 from gossamer.task.layout import Layout
 
@@ -56,17 +57,7 @@ class Plan:
         self.batch_norms = tuple(
             name for step in chain.steps for name in (step.mean, step.variance) if name
         )
-        where = places(chain)
-        steps = c_steps(chain, index)
-        self.handle: int = library.plan(
-            (CStep * len(steps))(*steps),
-            len(steps),
-            (CValue * len(where.values))(*where.values),
-            len(where.values),
-            chain.input,
-            chain.output,
-            where.floats,
-        )
+        self.handle = compiled(library, chain, index)
         weakref.finalize(self, library.free_plan, self.handle)
 
     @classmethod
@@ -76,14 +67,7 @@ class Plan:
         Raises:
             Unsupported: the kernels cannot run it.
         """
-        chain = chain_of(module, layout)
-        read = {value for step in chain.steps for value in step.reads} | {chain.output}
-        if any(step.output not in read for step in chain.steps):
-            raise Unsupported("it computes something that nothing reads")
-        used = {step.weight for step in chain.steps} | {step.bias for step in chain.steps}
-        if unused := [name for name in layout.parameters if name not in used]:
-            raise Unsupported(f"{unused[0]} is not the weight or bias of a layer")
-        return cls(library, chain, layout)
+        return cls(library, supported(module, layout), layout)
 
     def lists(self, name: str, mask: Tensor) -> Lists:
         """The index lists of a layer's mask."""
@@ -98,6 +82,22 @@ class Plan:
             return None
         digests = (key.fold("dropout", number).digest() for number in range(self.dropouts))
         return (ctypes.c_uint64 * self.dropouts)(*(digest % 2**64 for digest in digests))
+
+
+def supported(module: nn.Module, layout: Layout) -> Chain:
+    """The steps of a module that the kernels can run.
+
+    Raises:
+        Unsupported: the kernels cannot run it.
+    """
+    chain = chain_of(module, layout)
+    read = {value for step in chain.steps for value in step.reads} | {chain.output}
+    if any(step.output not in read for step in chain.steps):
+        raise Unsupported("it computes something that nothing reads")
+    used = {step.weight for step in chain.steps} | {step.bias for step in chain.steps}
+    if unused := [name for name in layout.parameters if name not in used]:
+        raise Unsupported(f"{unused[0]} is not the weight or bias of a layer")
+    return chain
 
 
 class Lists:

@@ -1,16 +1,16 @@
-"""A traced model as steps that the kernels know: what a model computes, without its memory."""
+"""From a module to the steps that the kernels know, by tracing it."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from gossamer.arithmetic.chain import Chain, Step, Window
 from gossamer.arithmetic.structs import Kind
 from gossamer.submodels.graph import watch
 from gossamer.task.layout import Layout
@@ -18,67 +18,6 @@ from gossamer.task.layout import Layout
 
 class Unsupported(Exception):
     """The kernels cannot run this model; the message is a sentence that says why."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Size, stride and padding of a kernel."""
-
-    height: int
-    width: int
-    stride_y: int = 1
-    stride_x: int = 1
-    pad_y: int = 0
-    pad_x: int = 0
-
-
-@dataclass
-class Step:
-    """One operation: which values it reads and writes, and its parameters by name."""
-
-    kind: Kind
-    input: int
-    output: int
-    other: int | None = None
-    relu: bool = False
-    weight: str | None = None
-    bias: str | None = None
-    mean: str | None = None
-    variance: str | None = None
-    window: Window = Window(1, 1)
-    groups: int = 1
-    epsilon: float = 0.0
-    momentum: float = 0.0
-    rate: float = 0.0
-    whole_channels: bool = False
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The values that it reads."""
-        return (self.input,) if self.other is None else (self.input, self.other)
-
-    @property
-    def layer(self) -> bool:
-        """Whether it is a convolution or a linear layer."""
-        return self.kind in (Kind.CONVOLUTION, Kind.LINEAR)
-
-
-Shape = tuple[int, int, int]
-"""Channels, height and width; a vector is an image of one pixel."""
-
-
-@dataclass
-class Chain:
-    """The steps of a model in order, and the shapes of the values they pass on."""
-
-    input: int
-    output: int
-    shapes: list[Shape]
-    steps: list[Step] = field(default_factory=list)
-
-    def consumers(self, value: int) -> list[Step]:
-        """The steps that read a value."""
-        return [step for step in self.steps if value in step.reads]
 
 
 def chain_of(module: nn.Module, layout: Layout) -> Chain:

@@ -1,4 +1,4 @@
-"""The records of the C interface, field by field as in `native/plan.h`."""
+"""The records of the C interface, field by field as in `native/*.h`."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ class CParam(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         ("lists", ctypes.c_void_p),
         ("everywhere", ctypes.c_int64),
+    ]
+
+
+class CStored(ctypes.Structure):
+    """A tensor as a file holds it; see `native/single.h`."""
+
+    _fields_ = [
+        ("values", ctypes.c_void_p),
+        ("bits", ctypes.c_void_p),
+        ("sparse", ctypes.c_int64),
     ]
 
 

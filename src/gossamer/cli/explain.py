@@ -27,7 +27,7 @@ def explain(run: Run) -> int:
     say(f"{'layer':{width}}  {'MACs':>12}  {'density':>7}  {'sparse up to':>12}  computed by")
     for row in rows:
         layer = planned.layers[row.name]
-        bound = choice.bound(layer, run.batch)
+        bound = choice.bound(layer.convolution, run.batch)
         say(f"{row.name:{width}}  {row.macs:12,}  {row.density:7.3f}  {bound:12.2f}  {row.way}")
     say(
         f"{100 * active:.0f} % of {total * run.batch / 1e6:,.0f} million multiplications a batch; "

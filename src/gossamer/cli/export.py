@@ -19,7 +19,7 @@ def export(arguments: Sequence[str]) -> int:
         "--out",
         default="",
         metavar="FILE",
-        help="ends in .safetensors, .pt2 or .onnx (default: model.safetensors in the run's folder)",
+        help="ends in .safetensors, .pt2, .onnx or .gsm (default: RUN/model.safetensors)",
     )
     parser.add_argument(
         "--client",

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer import deploy
 from gossamer.core import Ensemble, Examples, Params
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.export.model import Model
+from gossamer.export.sparse import SUFFIX, sparse
 
-FORMATS = (".safetensors", ".pt2", ".onnx")
+FORMATS = (".safetensors", ".pt2", ".onnx", SUFFIX)
 FACTS = "gossamer"
 """The entry of a file's metadata that holds facts about the model, as JSON."""
 PACKED = "packed"
@@ -39,14 +41,14 @@ def save(model: Model, path: Path | str, packed: bool = False) -> None:
     Args:
         model: what to write.
         path: ends in one of FORMATS.
-        packed: store non-zero values only; .safetensors can do that.
+        packed: store non-zero values only; .safetensors can do that, .gsm always does.
 
     Raises:
-        ValueError: the suffix is unknown, or the format cannot be packed.
+        ValueError: the suffix is unknown, or the format has no form for the model.
         ImportError: the library of the format is missing.
     """
     target = Path(path)
-    if packed and target.suffix != ".safetensors":
+    if packed and target.suffix not in (".safetensors", SUFFIX):
         raise ValueError(f"only .safetensors can be packed, not {target.name}")
     match target.suffix:
         case ".safetensors":
@@ -55,6 +57,8 @@ def save(model: Model, path: Path | str, packed: bool = False) -> None:
             data = _program(model)
         case ".onnx":
             data = _onnx(model)
+        case ".gsm":
+            data = sparse(model)
         case other:
             raise ValueError(f"no format {other!r}; use one of {', '.join(FORMATS)}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +97,9 @@ def predictor(path: Path | str, model: Model) -> Callable[[Tensor], Tensor]:
             return replace(model, params=load(target)).module()
         case ".pt2":
             return torch.export.load(target).module()
+        case ".gsm":
+            shipped = deploy.load(target)
+            return lambda x: torch.from_numpy(shipped(x.numpy()))
         case _:
             runtime = _needs("onnxruntime")
             session = runtime.InferenceSession(str(target), providers=["CPUExecutionProvider"])

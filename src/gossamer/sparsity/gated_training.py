@@ -38,6 +38,10 @@ class Gradients(NamedTuple):
     thresholds: Tensor
 
 
+CLOSED = 0.4
+"""Share of open gates below which it pays to say which weights are zero."""
+
+
 @dataclass
 class Work:
     """A model in training under gates; `step` updates it in place.
@@ -148,18 +152,20 @@ class Work:
         for part, draws in drawn:
             share = len(part.y) / examples
             soft = self.concrete.soft(location, draws)
-            gates = self.part.groups.spread(self.concrete.gate(soft) * self.alive, self.params)
-            for name, gate in gates.items():
+            gate = self.concrete.gate(soft) * self.alive
+            gates = self.part.groups.spread(gate, self.params)
+            for name, factor in gates.items():
                 # Into memory laid out like the weights: optimisers pair elements by address.
-                torch.mul(self.params[name], gate, out=self.gated[name])
-            used = {**self.params, **self.gated}
-            opened = {name: self.gated[name] != 0 for name in gates}
+                torch.mul(self.params[name], factor, out=self.gated[name])
+            used, opened = {**self.params, **self.gated}, {}
+            if int(torch.count_nonzero(gate)) < CLOSED * gate.numel():
+                opened = {name: self.gated[name] != 0 for name in gates}
             value, mine = self.part.task.gradients(used, part, opened, everywhere=True)
             products = {name: mine[name] * self.params[name] for name in gates}
             slope = self.concrete.slope(soft) * self.alive
             by_location.add_(self.part.groups.sums(products) * slope, alpha=share)
-            for name, gate in gates.items():
-                mine[name].mul_(gate)
+            for name, factor in gates.items():
+                mine[name].mul_(factor)
             loss = loss + share * value
             if share < 1:
                 torch._foreach_mul_(list(mine.values()), share)

@@ -289,7 +289,7 @@ def _packed_tensors(packed: Packed, path: str, exact: bool) -> tuple[TensorNode,
         travels = values.dtype.is_floating_point and values.dtype in _DTYPES
         if values.dim() != 1 or not travels:
             raise TypeError(
-                f"{where} is packed, but is not a vector of a supported floating-point type"
+                f"{where} is packed, but is not a vector of floats; send bool tensors as Masks"
             )
         if name not in packed.shapes:
             raise TypeError(f"{where} is packed without the shape of its full tensor")

@@ -1,5 +1,6 @@
 // The C interface of the kernels. Handles are pointers that the caller frees.
 #include "plan.h"
+#include "single.h"
 
 using namespace gossamer;
 
@@ -58,6 +59,23 @@ void gossamer_descend(Param* params, int64_t count, double rate, double momentum
 // 0, or 1 if a label is not a class.
 int64_t gossamer_run(void* plan, void* workspace, Call* call) {
   return Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run() ? 0 : 1;
+}
+
+// A model for one example at a time; it keeps its own copy of the weights.
+void* gossamer_single(const Step* steps, int64_t step_count, const Value* values, int64_t value_count, int64_t input,
+                      int64_t output, const Stored* params) {
+  return make_single(steps, step_count, values, value_count, input, output, params);
+}
+void gossamer_free_single(void* single) { delete (Single*)single; }
+void* gossamer_single_memory(void* single) { return new SingleMemory(*(Single*)single); }
+void gossamer_free_single_memory(void* memory) { delete (SingleMemory*)memory; }
+
+// `x` is [example][channel][row][pixel], `outputs` [example][class].
+void gossamer_run_single(void* single, void* memory, const float* x, int64_t count, float* outputs) {
+  const Single& model = *(Single*)single;
+  const Frame &in = model.values[model.input], &out = model.values[model.output];
+  const long pixels = (long)in.channels * in.height * in.width;
+  for (int64_t i = 0; i < count; i++) run_single(model, *(SingleMemory*)memory, x + i * pixels, outputs + i * out.channels);
 }
 
 }  // extern "C"
