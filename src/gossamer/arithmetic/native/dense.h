@@ -203,26 +203,27 @@ static void dense_product(const Product& p, const float* a, const float* bias, c
   });
 }
 
-// The weight gradient: G [rows][batch] times X [batch][inner], with the inner side in the lanes.
-// It is stored, or goes straight into a step of SGD without momentum: `to` are then the weights.
+// A sum of outer products, with the inner side in the lanes: Y [rows][inner] is the sum over b of
+// G[r * g_row + b * g_step] X[b * x_row + :]. It is a gradient that is stored, or goes straight
+// into a step of SGD without momentum: Y are then the weights.
 struct Outer {
-  int rows, inner, batch;
-  long x_row;        // floats between examples of X
-  bool descend;
-  float rate;        // of the step, negative
+  int rows, inner, count;
+  long g_row, g_step, x_row;
+  bool descend = false;
+  float rate = 0;  // of the step, negative
 };
 template <int W, int R, int N>
-INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip, float* to) {
+INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip, float* y) {
   Lanes<W> sum[R][N];
   for (int r = 0; r < R; r++)
     for (int n = 0; n < N; n++) sum[r][n] = all<W>(0);
-  for (int b = 0; b < p.batch; b++) {
+  for (int b = 0; b < p.count; b++) {
     Lanes<W> v[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) v[n] = load<W>(x + b * p.x_row + n * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const Lanes<W> weight = all<W>(g[(long)r * p.batch + b]);
+      const Lanes<W> weight = all<W>(g[r * p.g_row + b * p.g_step]);
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) add_product(sum[r][n], weight, v[n]);
     }
@@ -230,27 +231,28 @@ INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip,
   const Lanes<W> rate = all<W>(p.rate);
   for (int r = 0; r < R; r++)
     for (int n = 0; n < N; n++) {
-      float* at = to + (long)r * p.inner + n * W;
+      float* to = y + (long)r * p.inner + n * W;
       Lanes<W> v = sum[r][n];
       if (p.descend) {
         const Lanes<W> step = without_first(v, skip);
-        v = load<W>(at);
+        v = load<W>(to);
         add_product(v, rate, step);
       }
-      store<W>(at, v);
+      store<W>(to, v);
     }
 }
 // Rows outside, so that weights are read and written in the order of their memory.
-static void outer_product(const Outer& p, const float* g, const float* x, float* to) {
-  auto rows = [&]<int R>(int r) {
-    blocks<NATIVE, 2>(p.inner, [&]<int W, int N>(int at, int skip) {
-      outer_tile<W, R, N>(p, g + (long)r * p.batch, x + at, skip, to + (long)r * p.inner + at);
-    });
-  };
-  constexpr int R = NATIVE == 16 ? 8 : 4;
+static void outer_product(const Outer& p, const float* g, const float* x, float* y) {
   int r = 0;
-  for (; r + R <= p.rows; r += R) rows.template operator()<R>(r);
-  for (; r < p.rows; r++) rows.template operator()<1>(r);
+  auto tiles = [&]<int R>() {
+    for (; r + R <= p.rows; r += R)
+      blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(p.inner, [&]<int W, int N>(int at, int skip) {
+        outer_tile<W, R, N>(p, g + r * p.g_row, x + at, skip, y + (long)r * p.inner + at);
+      });
+  };
+  tiles.template operator()<4>();
+  tiles.template operator()<2>();
+  tiles.template operator()<1>();
 }
 
 // [rows][columns] becomes [columns][rows], in squares. The last ones overlap those before them.

@@ -351,6 +351,10 @@ class Execution {
       if (weight.lists) {
         const List& list = weight.lists->backward[0].list;
         sparse_product(list, in.channels, batch, gathered(list, weight.values), nullptr, grad.at, s.adds != 0, false, to);
+      } else if (by_rows(in.channels, batch) && !s.adds) {
+        float* rows = memory.sums.room((size_t)in.channels * batch);
+        outer_product({batch, in.channels, grad.channels, 1, batch, in.channels}, grad.at, weight.values, rows);
+        transpose(batch, in.channels, rows, in.channels, to, batch);
       } else {
         const Product product{in.channels, grad.channels, batch, 1, in.channels, s.adds != 0, false};
         dense_product(product, weight.values, nullptr, grad.at, to);
@@ -370,7 +374,7 @@ class Execution {
       transpose(in.channels, batch, in.at, batch, memory.sums.data(), in.channels);
     }
     const bool at_once = call.update && plain_sgd() && !weight.mask && !weight.lists;
-    const Outer outer{grad.channels, in.channels, batch, rows.stride, at_once, (float)-call.rate};
+    const Outer outer{grad.channels, in.channels, batch, batch, 1, rows.stride, at_once, (float)-call.rate};
     outer_product(outer, grad.at, rows.at, at_once ? weight.values : weight.grad);
     if (at_once) memory.updated[s.weight] = true;
   }

@@ -19,14 +19,14 @@ INLINE long row_stride(long inputs) { return (inputs + LANES - 1) / LANES * LANE
 
 // A rule of shape and batch alone, as its bits differ from those of `dense_product`.
 constexpr int ROWS_BELOW = 16;
-INLINE bool by_rows(long inputs, int batch) { return batch < ROWS_BELOW && inputs >= 32; }
+INLINE bool by_rows(long inputs, int batch) { return batch < ROWS_BELOW && inputs >= 64; }
 
 // ---- forward ----------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
 constexpr int ROW_OUTPUTS = 4, ROW_EXAMPLES = 5;
 #else
-constexpr int ROW_OUTPUTS = 2, ROW_EXAMPLES = 3;
+constexpr int ROW_OUTPUTS = 3, ROW_EXAMPLES = 2;
 #endif
 
 INLINE Lanes<LANES> load_rest(const float* from, int count) {
