@@ -67,7 +67,9 @@ def test_gradients_are_those_of_autograd(size: int) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("training", [Training(), Training(momentum=0.9), Training(weight_decay=0.01)])
+@pytest.mark.parametrize(
+    "training", [Training(), Training(momentum=0.9), Training(weight_decay=0.01)]
+)
 def test_step_has_the_bits_of_gradients_and_update(training: Training, masked: bool) -> None:
     for shape, hidden, size in (((3, 5, 5), 13, 10), ((95,), 8, 15), ((95,), 8, 33)):
         task = net(shape, hidden, "native")
@@ -88,11 +90,12 @@ def test_step_has_the_bits_of_gradients_and_update(training: Training, masked: b
 def digest() -> str:
     """The parameters after some steps, of several shapes and batches."""
     words = []
-    for shape, hidden, size in (((3, 7, 5), 70, 10), ((95,), 8, 15), ((68,), 21, 3), ((50,), 9, 37)):
+    cases = (((3, 7, 5), 70, 10), ((95,), 8, 15), ((68,), 21, 3), ((50,), 9, 37))
+    for shape, hidden, size in cases:
         task = net(shape, hidden, "native")
         model = Model(task, task.own(task.init(Key(4))))
-        for _ in range(3):
-            words.append(float(model.step(examples(shape, size), Training(), 0.3)).hex())
+        losses = (model.step(examples(shape, size), Training(), 0.3) for _ in range(3))
+        words += [float(loss).hex() for loss in losses]
         words += [str(tensor.double().sum().item()) for tensor in model.params.values()]
     return " ".join(words)
 
