@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from helpers import same
 
 pytestmark = KERNELS
 BATCHES = (10, 10, 7, 16, 3, 20)
-"""Of one class of the rule: a model keeps the choice of its first batch, gradients do not."""
+"""The last ones of a job are smaller or larger; the full ones decide how all are computed."""
 RATE = 0.05
 TRAININGS = {
     "plain": Training(),
@@ -41,7 +42,7 @@ def test_packed_steps_have_the_bits_of_gradients_and_update(name: str, kind: str
     model = Model(task, {name: tensor.clone() for name, tensor in params.items()}, masks)
     velocity: Velocity = []
     for size in BATCHES:
-        batch = examples(shape, size, key=Key(size))
+        batch = replace(examples(shape, size, key=Key(size)), full=BATCHES[0])
         loss, grads = task.gradients(params, batch, masks)
         training.update(params, grads, velocity, RATE)
         assert float(model.step(batch, training, RATE)) == float(loss)
