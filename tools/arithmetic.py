@@ -44,11 +44,25 @@ def spafl(found: dict[str, Any]) -> str:
     )
 
 
+def single(found: dict[str, Any]) -> str:
+    """One example: how many times as fast as the dense model in ONNX Runtime and in torch."""
+    lines = []
+    for name, row in found["models"].items():
+        over = [row[f"times_as_fast_as_{other}"] for other in ("onnxruntime", "torch")]
+        densities = list(over[0])
+        if not lines:
+            lines = ["| | " + " | ".join(densities) + " |", "|---" * (len(densities) + 1) + "|"]
+        cells = [f"{over[0][density]:.1f} / {over[1][density]:.1f}" for density in densities]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def page() -> str:
     """The page with its tables."""
     text = PAGE.read_text(encoding="utf-8")
     tables = {
         "arithmetic": steps(json.loads((RESULTS / "arithmetic.json").read_text())),
+        "single": single(json.loads((RESULTS / "single.json").read_text())),
         "spafl": spafl(json.loads((RESULTS / "thresholds.json").read_text())),
     }
     for name, table in tables.items():

@@ -122,6 +122,32 @@ bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool ever
   return good;
 }
 
+// Predicts one example at a time; false if results depend on the examples before.
+bool run_single(const Model& model, MaskKind kind) {
+  const Header& h = model.header;
+  std::vector<std::vector<float>> values;
+  std::vector<Stored> params;
+  for (int64_t p = 0; p < h.params; p++) values.push_back(numbers((size_t)model.counts[p], p < h.trained ? -1.f : .5f, 1));
+  for (const Step& s : model.steps)
+    if ((s.kind == CONVOLUTION || s.kind == LINEAR) && kind) {
+      std::vector<float>& weights = values[s.weight];
+      const std::vector<uint8_t> mask = mask_of(kind, weights.size(), weights.size() / model.values[s.output].channels);
+      for (size_t i = 0; i < mask.size(); i++) weights[i] *= mask[i];
+    }
+  for (const std::vector<float>& each : values) params.push_back({each.data(), nullptr, kind != NO_MASK});
+  void* single = gossamer_single(model.steps.data(), h.steps, model.values.data(), h.values, h.input, h.output, params.data());
+  void* memory = gossamer_single_memory(single);
+  const Value& input = model.values[h.input];
+  const size_t pixels = (size_t)(input.channels * input.height * input.width);
+  const size_t classes = (size_t)model.values[h.output].channels;
+  std::vector<float> x = numbers(3 * pixels), outputs(3 * classes);
+  std::copy_n(x.begin(), pixels, x.begin() + (long)(2 * pixels));
+  gossamer_run_single(single, memory, x.data(), 3, outputs.data());
+  gossamer_free_single_memory(memory);
+  gossamer_free_single(single);
+  return finite(outputs) && std::equal(outputs.begin(), outputs.begin() + (long)classes, outputs.end() - (long)classes);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -130,7 +156,11 @@ int main(int, char** arguments) {
   for (Model model; model.read(file); number++) {
     void* plan = gossamer_plan(model.steps.data(), model.header.steps, model.values.data(), model.header.values,
                                model.header.input, model.header.output, model.header.floats);
-    for (int kind = 0; kind < MASK_KINDS; kind++)
+    for (int kind = 0; kind < MASK_KINDS; kind++) {
+      if (!run_single(model, (MaskKind)kind)) {
+        bad++;
+        printf("model %d, masks %d, one example: not the same number twice\n", number, kind);
+      }
       for (int64_t batch : {1, 3, 7, 10, 37})
         for (bool everywhere : {false, true}) {
           runs++;
@@ -138,6 +168,7 @@ int main(int, char** arguments) {
           bad++;
           printf("model %d, masks %d, batch %d, everywhere %d: not a number\n", number, kind, (int)batch, everywhere);
         }
+    }
     gossamer_free_plan(plan);
   }
   fclose(file);
