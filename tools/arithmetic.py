@@ -44,6 +44,19 @@ def spafl(found: dict[str, Any]) -> str:
     )
 
 
+def single(found: dict[str, Any]) -> str:
+    """One example: how many times as fast as the dense model in ONNX Runtime and in torch."""
+    lines = []
+    for name, row in found["models"].items():
+        over = [row[f"times_as_fast_as_{other}"] for other in ("onnxruntime", "torch")]
+        densities = list(over[0])
+        if not lines:
+            lines = ["| | " + " | ".join(densities) + " |", "|---" * (len(densities) + 1) + "|"]
+        cells = [f"{over[0][density]:.1f} / {over[1][density]:.1f}" for density in densities]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def training(found: dict[str, Any]) -> str:
     """Seconds of local training of whole runs."""
     lines = [
@@ -64,6 +77,7 @@ def pages() -> dict[Path, str]:
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
     tables = {
         "arithmetic": steps(found["arithmetic"]),
+        "single": single(found["single"]),
         "spafl": spafl(found["thresholds"]),
         "training": training(found["training"]),
     }

@@ -464,8 +464,9 @@ static void run_single(const Single& single, SingleMemory& memory, const float* 
       case BATCH_NORM: affine_single(each, in, out); break;
       case GROUP_NORM: group_norm_single(each, in, out); break;
       case RELU:
+      case DROPOUT:  // does nothing in inference
         each_row(in, out, [&](int, const float* from, float* to) {
-          for (int i = 0; i < width; i++) to[i] = kept(from[i], true);
+          for (int i = 0; i < width; i++) to[i] = kept(from[i], s.kind == RELU);
         });
         break;
       case MAX_POOL:
