@@ -22,6 +22,8 @@ class Library:
     def __init__(self, path: Path, build: str) -> None:
         self.path = path
         self.build = build
+        self.fuses = build != "plain"
+        """Whether multiplications and additions are rounded once, as torch does there."""
         c = ctypes.CDLL(str(path))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
@@ -42,6 +44,7 @@ class Library:
         self.unpack = function("unpack", None, pointer, pointer, pointer)
         real = ctypes.c_double
         self.descend = function("descend", None, pointer, integer, real, real, real, integer)
+        self.add = function("add", None, pointer, pointer, integer, real)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 
 
