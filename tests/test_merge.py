@@ -28,6 +28,20 @@ def test_the_mean_is_weighted() -> None:
     assert found["w"].tolist() == [3.25]
 
 
+@pytest.mark.parametrize("shares", [(50.0, 7.0, 613.0), (1 / 3, 0.7, 1e-3)])
+def test_the_mean_has_the_bits_of_torch(shares: tuple[float, ...]) -> None:
+    """Kernels, where there are any, must not change a result."""
+    generator = torch.Generator().manual_seed(1)
+    for size in (*range(1, 40), 1001, 40_003):
+        parts = [torch.randn(size, 2, generator=generator) for _ in shares]
+        for each in (parts, [part.t().contiguous().t() for part in parts]):  # also not contiguous
+            wanted = torch.zeros(size, 2, dtype=torch.float64)
+            for part, share in zip(each, shares, strict=True):
+                wanted.add_(part, alpha=share)
+            found = mean(({"w": part}, share) for part, share in zip(each, shares, strict=True))
+            assert torch.equal(found["w"], (wanted / sum(shares)).float())
+
+
 def test_nothing_to_combine_is_empty() -> None:
     assert mean(iter(())) == {}
 

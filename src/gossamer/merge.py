@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from gossamer.arithmetic.sums import add
 from gossamer.core import Client, Params
 from gossamer.wire.errors import WireError
 
@@ -37,7 +38,7 @@ def mean(updates: Iterable[tuple[Params, float]]) -> Params:
             if name not in sums:
                 sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
                 kinds[name] = tensor.dtype
-            sums[name].add_(tensor, alpha=share)
+            add(sums[name], tensor, share)
     return {name: (tensor / total).to(kinds[name]) for name, tensor in sums.items()}
 
 

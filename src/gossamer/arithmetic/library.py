@@ -24,6 +24,8 @@ class Library:
     def __init__(self, path: Path, build: str) -> None:
         self.path = path
         self.build = build
+        self.fuses = build != "plain"
+        """Whether multiplications and additions are rounded once, as torch does there."""
         c = ctypes.CDLL(str(path))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
@@ -51,6 +53,7 @@ class Library:
         self.single_memory = function("single_memory", pointer, pointer)
         self.free_single_memory = function("free_single_memory", None, pointer)
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
+        self.add = function("add", None, pointer, pointer, integer, real)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 
 

@@ -61,8 +61,9 @@ def run(module: nn.Module, batch: Tensor) -> None:
 
 def draws() -> tuple[object, ...]:
     """The state of every global generator, comparable with `==`."""
-    legacy = np.random.get_state()  # noqa: NPY002
-    return (torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(legacy))
+    name, words, *places = np.random.get_state(legacy=True)  # noqa: NPY002
+    numbers = (name, np.asarray(words).tobytes(), *places)
+    return (torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers)
 
 
 @contextmanager

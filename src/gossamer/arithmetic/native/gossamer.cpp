@@ -56,6 +56,15 @@ void gossamer_descend(Param* params, int64_t count, double rate, double momentum
   for (int64_t p = 0; p < count; p++) descend(params[p], rate, momentum, weight_decay, first);
 }
 
+// sums += share * values, rounded once where the processor can.
+void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, int64_t count, double share) {
+#if defined(__FMA__) || defined(__ARM_NEON)
+  for (int64_t i = 0; i < count; i++) sums[i] = __builtin_fma(share, (double)values[i], sums[i]);
+#else
+  for (int64_t i = 0; i < count; i++) sums[i] += share * (double)values[i];
+#endif
+}
+
 // 0, or 1 if a label is not a class.
 int64_t gossamer_run(void* plan, void* workspace, Call* call) {
   return Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run() ? 0 : 1;
