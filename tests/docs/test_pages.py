@@ -1,5 +1,7 @@
 """Tutorials and how-tos are executed as they stand, and show what is really printed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,9 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers() -> None:
     assert same("sent 9.774 Mbit", "sent   9.774 Mbit")
     assert not same("sent 9.774 Mbit", "sent 97.74 Mbit")
     assert not same("sent 9.774 Mbit", "sent 9.774 kbit")
+
+
+def test_tables_of_sparse_arithmetic_are_those_of_the_measurements() -> None:
+    words = [sys.executable, str(ROOT / "tools" / "arithmetic.py"), "--check"]
+    told = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr

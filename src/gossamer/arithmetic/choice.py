@@ -19,7 +19,7 @@ Way = Literal["torch", "native sparse", "native dense"]
 
 CONVOLUTION = 0.6
 """Density up to which a convolution is computed at its non-zeros only."""
-LINEAR = {0: 0.25, 32: 0.3, 64: 0.4}
+LINEAR = {0: 0.2, 16: 0.25, 32: 0.3, 64: 0.4}
 """The same for linear layers, by the smallest batch for which it holds."""
 MODEL = 0.4
 """Density, weighted by multiplications, up to which a model is left to the kernels."""

@@ -7,11 +7,13 @@ import os
 from functools import cache
 from pathlib import Path
 
-from gossamer.arithmetic.structs import CCall
+from gossamer.arithmetic.structs import CCall, CParam, CStep, CStored, CValue
 
 FOLDER = Path(__file__).parent
 BUILDS = ("avx512", "avx2", "plain")
 """From the fastest to the one that runs everywhere."""
+RECORDS = (CValue, CStep, CParam, CCall, CStored)
+"""Compared by size with those that the kernels were compiled with."""
 VARIABLE = "GOSSAMER_NATIVE"
 """Environment variable that names a build, or says `off`."""
 
@@ -53,26 +55,38 @@ class Library:
 
 
 @cache
+def builds() -> tuple[str, ...]:
+    """The builds that are installed and that this processor can run, the fastest first."""
+    plain = FOLDER / "kernels_plain.so"
+    if not plain.is_file():
+        return ()
+    c = ctypes.CDLL(str(plain))
+    if not hasattr(c, "gossamer_sizes") or c.gossamer_sizes() != sum(map(ctypes.sizeof, RECORDS)):
+        return ()
+    possible = BUILDS[len(BUILDS) - 1 - c.gossamer_best_build() :]
+    return tuple(build for build in possible if (FOLDER / f"kernels_{build}.so").is_file())
+
+
+@cache
 def library() -> Library | None:
     """The kernels for this processor, or None where they were not built; `missing` says why."""
     wanted = os.environ.get(VARIABLE, "")
-    if wanted == "off":
-        return None
-    plain = FOLDER / "kernels_plain.so"
-    if not plain.is_file():
-        return None
-    best = ctypes.CDLL(str(plain)).gossamer_best_build()
-    for build in BUILDS[2 - best :] if not wanted else (wanted,):
-        path = FOLDER / f"kernels_{build}.so"
-        if path.is_file():
-            return Library(path, build)
+    for build in builds():
+        if wanted in ("", build):
+            return Library(FOLDER / f"kernels_{build}.so", build)
     return None
 
 
 def missing() -> str:
     """Why there are no kernels, in a sentence."""
-    if os.environ.get(VARIABLE) == "off":
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "off":
         return f"native arithmetic is switched off by {VARIABLE}=off"
+    if builds():
+        known = ", ".join(builds())
+        return f"{VARIABLE}={wanted} names no build that runs here; there are {known}"
+    if (FOLDER / "kernels_plain.so").is_file():
+        return "native arithmetic was compiled from other sources; install the package again"
     return (
         "native arithmetic was not built, for want of a C++ compiler (C++20) at installation; "
         "sparse models train correctly, but no faster than dense ones"

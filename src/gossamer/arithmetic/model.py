@@ -158,6 +158,8 @@ class _Packed:
         }
         self.marks = self._marks(masks, model._fixed)
         self.anchor: Params = {}
+        self.anchored: Params | None = None
+        """The model that `anchor` was packed from."""
         self.settings: object = None
         self.table = (CParam * len(self.names))()
         for number, name in enumerate(self.names):
@@ -189,7 +191,7 @@ class _Packed:
     ) -> float:
         """Forward, backward and one step of SGD, in one call."""
         call = self.call
-        if self.settings != (training, prox, id(anchor)):
+        if self.settings != (training, prox) or self.anchored is not anchor:
             self._set(training, prox, anchor)
         self.native.set_batch(call, batch.x, batch.y)
         call.rate = rate
@@ -215,7 +217,7 @@ class _Packed:
     def _set(self, training: Training, prox: float, anchor: Params | None) -> None:
         call = self.call
         call.momentum, call.weight_decay = training.momentum, training.weight_decay
-        call.clip, call.prox = training.clip, prox
+        call.clip, call.prox = training.clip, prox if anchor else 0.0
         if training.momentum and not self.velocity:
             self.velocity = {name: torch.empty_like(grad) for name, grad in self.grads.items()}
             call.first = 1
@@ -226,7 +228,7 @@ class _Packed:
                 self.table[number].velocity = self.velocity[name].data_ptr()
             if self.anchor:
                 self.table[number].anchor = self.anchor[name].data_ptr()
-        self.settings = (training, prox, id(anchor))
+        self.settings, self.anchored = (training, prox), anchor
 
     def _pack(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor itself where it is as the kernels want it, otherwise a copy."""

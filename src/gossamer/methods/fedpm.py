@@ -172,11 +172,10 @@ class FedPM:
 
 def fan_ins(layout: Layout) -> dict[str, int]:
     """The fan-in of every tensor that is masked: prunable ones, and their biases."""
-    masked = {}
-    for name, leaf in layout.leaves.items():
-        head, _, tail = name.rpartition("bias")
-        weight = layout.leaves.get(f"{head}weight{tail}", leaf) if leaf.kind == "bias" else leaf
-        if leaf.trainable and (leaf.prunable or weight.prunable):
+    masked, leaves = {}, layout.leaves
+    for name, leaf in leaves.items():
+        weight = leaves.get("weight".join(name.rsplit("bias", 1)), leaf)
+        if leaf.trainable and (leaf.prunable or (leaf.kind == "bias" and weight.prunable)):
             masked[name] = weight.fan_in
     return masked
 

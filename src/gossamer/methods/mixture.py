@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
-from gossamer.arithmetic.model import Model
 from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -122,8 +121,8 @@ class Mixture:
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
         models = [ctx.task.own(each) for each in down.models]
         first = min(models, key=lambda each: loss_on_own_data(ctx, each))
-        model = Model(ctx.task, ctx.task.own(first))
-        work = Work(dense_model.Work(model, self.training.rate(ctx)), models)
+        inner = dense_model.begin(ctx, self.training, first, None).work
+        work = Work(inner, models)
         return Job(work, self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:

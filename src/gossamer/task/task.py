@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.core import Batch, Examples, Key, Masks, Params
+from gossamer.task.dropout import SeededDropout, seed_dropouts
 from gossamer.task.layout import Layout, Leaf
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Task:
 
     def __post_init__(self) -> None:
         module = copy.deepcopy(self.module).to(self.device)
-        dropouts = _seed_dropouts(module)
+        dropouts = seed_dropouts(module)
         object.__setattr__(self, "_runner", _Runner(module, dropouts, _slots(module, self.layout)))
 
     @classmethod
@@ -270,7 +271,7 @@ class _Runner:
     def __init__(
         self,
         module: nn.Module,
-        dropouts: list[_SeededDropout],
+        dropouts: list[SeededDropout],
         slots: list[tuple[dict[str, Any], str, str]],
     ) -> None:
         self.module = module
@@ -364,40 +365,3 @@ def _reset(module: nn.Module) -> None:
         if callable(reset := getattr(module, name, None)):
             reset()
             return
-
-
-class _SeededDropout(nn.Module):
-    """Dropout that draws from a key, so that results do not depend on the order of threads."""
-
-    def __init__(self, rate: float, whole_channels: bool) -> None:
-        super().__init__()
-        self.rate = rate
-        self.whole_channels = whole_channels
-        self.reset(Key(0))
-
-    def reset(self, key: Key) -> None:
-        """Starts a new stream; a module may call one dropout several times."""
-        self.key = key
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        draw = self.key.fold(self.calls).generator()
-        self.calls += 1
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
-        kept = torch.empty(shape).bernoulli_(1 - self.rate, generator=draw)
-        return x * (kept / max(1 - self.rate, 1e-12)).to(x.device, x.dtype)
-
-
-def _seed_dropouts(module: nn.Module) -> list[_SeededDropout]:
-    """Replaces every dropout of a module by one that draws from a key."""
-    dropouts = []
-    for part in list(module.modules()):
-        # Not named_children, which omits the second name of a dropout that has two.
-        for name, child in list(part._modules.items()):
-            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-                seeded = _SeededDropout(child.p, not isinstance(child, nn.Dropout))
-                setattr(part, name, seeded)
-                dropouts.append(seeded)
-    return dropouts

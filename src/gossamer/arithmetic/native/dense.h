@@ -203,44 +203,95 @@ static void dense_product(const Product& p, const float* a, const float* bias, c
   });
 }
 
-// The weight gradient: G [rows][batch] times X [batch][inner], with the inner side in the lanes.
+// A sum of outer products, with the inner side in the lanes: Y [rows][inner] is the sum over b of
+// G[r * g_row + b * g_step] X[b * x_row + :]. It is a gradient that is stored, or goes straight
+// into a step of SGD without momentum: Y are then the weights.
+struct Outer {
+  int rows, inner, count;
+  long g_row, g_step, x_row;
+  bool descend = false;
+  float rate = 0;  // of the step, negative
+};
 template <int W, int R, int N>
-INLINE void outer_tile(int batch, long inner, const float* g, const float* x, float* to) {
+INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip, float* y) {
   Lanes<W> sum[R][N];
   for (int r = 0; r < R; r++)
     for (int n = 0; n < N; n++) sum[r][n] = all<W>(0);
-  for (int b = 0; b < batch; b++) {
+  for (int b = 0; b < p.count; b++) {
     Lanes<W> v[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) v[n] = load<W>(x + b * inner + n * W);
+    for (int n = 0; n < N; n++) v[n] = load<W>(x + b * p.x_row + n * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const Lanes<W> weight = all<W>(g[(long)r * batch + b]);
+      const Lanes<W> weight = all<W>(g[r * p.g_row + b * p.g_step]);
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) add_product(sum[r][n], weight, v[n]);
     }
   }
+  const Lanes<W> rate = all<W>(p.rate);
   for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) store<W>(to + r * inner + n * W, sum[r][n]);
+    for (int n = 0; n < N; n++) {
+      float* to = y + (long)r * p.inner + n * W;
+      Lanes<W> v = sum[r][n];
+      if (p.descend) {
+        const Lanes<W> step = without_first(v, skip);
+        v = load<W>(to);
+        add_product(v, rate, step);
+      }
+      store<W>(to, v);
+    }
 }
-static void outer_product(int rows, int inner, int batch, const float* g, const float* x, float* to) {
-  blocks<NATIVE, 2>(inner, [&]<int W, int N>(int at, int) {
-    constexpr int R = NATIVE == 16 ? 8 : 4;
-    int r = 0;
-    for (; r + R <= rows; r += R)
-      outer_tile<W, R, N>(batch, inner, g + (long)r * batch, x + at, to + (long)r * inner + at);
-    for (; r < rows; r++)
-      outer_tile<W, 1, N>(batch, inner, g + (long)r * batch, x + at, to + (long)r * inner + at);
-  });
+// Rows outside, so that weights are read and written in the order of their memory.
+static void outer_product(const Outer& p, const float* g, const float* x, float* y) {
+  int r = 0;
+  auto tiles = [&]<int R>() {
+    for (; r + R <= p.rows; r += R)
+      blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(p.inner, [&]<int W, int N>(int at, int skip) {
+        outer_tile<W, R, N>(p, g + r * p.g_row, x + at, skip, y + (long)r * p.inner + at);
+      });
+  };
+  tiles.template operator()<4>();
+  tiles.template operator()<2>();
+  tiles.template operator()<1>();
 }
 
-// [rows][columns] becomes [columns][rows], in squares that fit the cache.
+// [rows][columns] becomes [columns][rows], in squares. The last ones overlap those before them.
+template <int SIDE>
+INLINE void transpose_square(const float* from, long from_row, float* to, long to_row) {
+  if constexpr (SIDE == 1) {
+    *to = *from;
+  } else if constexpr (SIDE == 8) {
+    Register<8>::type row[8], half[8];
+    for (int i = 0; i < 8; i++) row[i] = load_eight(from + i * from_row);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      half[i] = __builtin_shufflevector(row[i], row[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+      half[i + 1] = __builtin_shufflevector(row[i], row[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 4)
+      for (int j = 0; j < 2; j++) {
+        row[i + j] = __builtin_shufflevector(half[i + j], half[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        row[i + j + 2] = __builtin_shufflevector(half[i + j], half[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+      }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      store_eight(to + j * to_row, __builtin_shufflevector(row[j], row[j + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+      store_eight(to + (j + 4) * to_row, __builtin_shufflevector(row[j], row[j + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+    }
+  }
+}
+template <int SIDE>
+INLINE void transpose_by(long rows, long columns, const float* from, long from_row, float* to, long to_row) {
+  for (long c = 0; c < columns; c += SIDE)
+    for (long r = 0; r < rows; r += SIDE) {
+      const long i = std::min(r, rows - SIDE), j = std::min(c, columns - SIDE);
+      transpose_square<SIDE>(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
+    }
+}
 static void transpose(long rows, long columns, const float* from, long from_row, float* to, long to_row) {
-  constexpr long SIDE = 16;
-  for (long r = 0; r < rows; r += SIDE)
-    for (long c = 0; c < columns; c += SIDE)
-      for (long i = r; i < std::min(rows, r + SIDE); i++)
-        for (long j = c; j < std::min(columns, c + SIDE); j++) to[j * to_row + i] = from[i * from_row + j];
+  if (rows >= 8 && columns >= 8) transpose_by<8>(rows, columns, from, from_row, to, to_row);
+  else transpose_by<1>(rows, columns, from, from_row, to, to_row);
 }
 
 }  // namespace gossamer

@@ -7,6 +7,7 @@
 
 #include "layers.h"
 #include "linear.h"
+#include "rows.h"
 
 namespace gossamer {
 
@@ -64,9 +65,11 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<Value> values;
   std::vector<Taps> taps;            // of each step that is a layer with weights
-  std::vector<long> kept;            // where a step keeps statistics, in floats; where it keeps choices
+  std::vector<long> kept;            // where a step keeps statistics, in floats; where it keeps choices, or rows
   int64_t input, output, floats;     // floats of all values, per example
   long statistics = 0, example_statistics = 0, choices = 0;
+  long rows = 0;                     // floats of the examples as rows, for linear layers
+  int64_t first = NONE;              // the linear layer that alone reads the input, flattened or not
 
   Geometry geometry(const Step& s) const {
     const Value &in = values[s.input], &out = values[s.output];
@@ -111,13 +114,32 @@ class Floats {
 
 // Memory that one thread uses again from call to call.
 struct Workspace {
-  Floats arena, statistics, values, sums;
+  Floats arena, statistics, values, sums, rows;
   std::vector<uint8_t> choices;
+  std::vector<uint8_t> updated;  // parameters whose step of SGD is done
 
   size_t bytes() const {
-    return sizeof(float) * (arena.size() + statistics.size() + values.size() + sums.size()) + choices.size();
+    return sizeof(float) * (arena.size() + statistics.size() + values.size() + sums.size() + rows.size()) +
+           choices.size() + updated.size();
   }
 };
+
+// The only step that reads a value, or NONE.
+static int64_t reader(const Plan& plan, int64_t value) {
+  int64_t found = NONE;
+  for (size_t i = 0; i < plan.steps.size(); i++) {
+    const Step& s = plan.steps[i];
+    if (s.input != value && s.other != value) continue;
+    if (found != NONE) return NONE;
+    found = (int64_t)i;
+  }
+  return value == plan.output ? NONE : found;
+}
+static int64_t first_linear(const Plan& plan) {
+  int64_t i = reader(plan, plan.input);
+  if (i != NONE && plan.steps[i].kind == FLATTEN) i = reader(plan, plan.steps[i].output);
+  return i != NONE && plan.steps[i].kind == LINEAR ? i : NONE;
+}
 
 static Plan* make_plan(const Step* steps, int64_t step_count, const Value* values, int64_t value_count,
                        int64_t input, int64_t output, int64_t floats) {
@@ -132,8 +154,10 @@ static Plan* make_plan(const Step* steps, int64_t step_count, const Value* value
     if (s.kind == BATCH_NORM) at = plan->statistics, plan->statistics += 5 * in.channels;
     if (s.kind == GROUP_NORM) at = plan->example_statistics, plan->example_statistics += 2 * s.groups;
     if (s.kind == MAX_POOL) at = plan->choices, plan->choices += out.channels * out.height * out.width;
+    if (s.kind == LINEAR) at = plan->rows, plan->rows += row_stride(in.channels);
     plan->kept.push_back(at);
   }
+  plan->first = first_linear(*plan);
   return plan.release();
 }
 
@@ -160,6 +184,8 @@ class Execution {
   Execution(const Plan& plan, Workspace& memory, Call& call) : plan(plan), memory(memory), call(call), batch((int)call.batch) {
     memory.arena.room(plan.floats * batch);
     memory.statistics.room(plan.statistics + plan.example_statistics * batch);
+    memory.rows.room(row_floats());
+    if (call.update) memory.updated.assign(call.param_count, false);
     if (memory.choices.size() < (size_t)plan.choices * batch) memory.choices.resize((size_t)plan.choices * batch);
   }
 
@@ -169,7 +195,7 @@ class Execution {
     if (call.labels)
       for (int b = 0; b < batch; b++)
         if (call.labels[b] < 0 || call.labels[b] >= logits.channels) return false;
-    read_batch();
+    if (plan.first == NONE) read_batch();
     for (size_t i = 0; i < plan.steps.size(); i++) forward(plan.steps[i], i);
     if (call.outputs) transpose(logits.channels, batch, logits.at, batch, call.outputs, logits.channels);
     if (call.labels)
@@ -215,6 +241,37 @@ class Execution {
         for (int x = 0; x < in.width; x++)
           for (int b = 0; b < batch; b++) to[(long)x * batch + b] = from[b * call.stride_n + x * call.stride_x];
       }
+  }
+
+  // ---- examples as rows -----------------------------------------------------------------------
+
+  // Rows stay from the forward to the backward pass. Larger batches need them in the first layer only.
+  size_t row_floats() const {
+    if (batch < ROWS_BELOW) return (size_t)plan.rows * batch;
+    return plan.first == NONE ? 0 : (size_t)row_stride(plan.values[plan.steps[plan.first].input].channels) * batch;
+  }
+  // Whether the caller's examples are rows already.
+  bool given_as_rows(const Value& in) const {
+    return (in.channels == 1 || call.stride_c == in.height * in.width) &&
+           (in.height == 1 || call.stride_y == in.width) && (in.width == 1 || call.stride_x == 1);
+  }
+  Rows rows_of(size_t index) const {
+    if ((int64_t)index == plan.first && given_as_rows(plan.values[plan.input])) return {call.x, call.stride_n};
+    return {own_rows(index), row_stride(plan.values[plan.steps[index].input].channels)};
+  }
+  float* own_rows(size_t index) const { return memory.rows.data() + plan.kept[index] * batch; }
+
+  // The first layer takes the batch as it comes; other layers have examples in the lanes.
+  void write_rows(size_t index, const Image& in) const {
+    const Rows rows = rows_of(index);
+    float* to = own_rows(index);
+    if ((int64_t)index != plan.first) return transpose(in.channels, batch, in.at, batch, to, rows.stride);
+    const Value& image = plan.values[plan.input];
+    if (rows.at != to) return;
+    const Strides strides{call.stride_n, call.stride_c, call.stride_y, call.stride_x};
+    for (int b = 0; b < batch; b++)
+      copy_example((int)image.channels, (int)image.height, (int)image.width, call.x + b * call.stride_n, strides,
+                   to + b * rows.stride);
   }
 
   // ---- layers with weights --------------------------------------------------------------------
@@ -271,9 +328,15 @@ class Execution {
     return to;
   }
 
-  void multiply(const Step& s) {
+  void multiply(const Step& s, size_t index) {
     const Image in = image(s.input), out = image(s.output);
     const Param& weight = *param(s.weight);
+    const bool first = (int64_t)index == plan.first, rowwise = !weight.lists && by_rows(in.channels, batch);
+    if (first || rowwise) write_rows(index, in);
+    const Rows rows = rows_of(index);
+    if (rowwise)
+      return row_product(out.channels, in.channels, batch, weight.values, values_of(s.bias), rows, s.relu != 0, out.at);
+    if (first) transpose(batch, in.channels, rows.at, rows.stride, in.at, batch);
     if (weight.lists) {
       sparse_product(weight.lists->forward, out.channels, batch, weight.values, values_of(s.bias), in.at, false,
                      s.relu != 0, out.at);
@@ -283,27 +346,44 @@ class Execution {
     }
   }
 
-  void multiply_backward(const Step& s) {
+  // The gradient of the input comes first, as it needs the weights before their step of SGD.
+  void multiply_backward(const Step& s, size_t index) {
     const Image in = image(s.input), grad = gradient(s.output);
     const Param& weight = *param(s.weight);
-    if (weight.grad && weight.lists && !weight.everywhere) {
-      sparse_product_gradient(weight.lists->forward, grad.channels, batch, grad.at, in.at, weight.grad);
-    } else if (weight.grad) {
-      float* rows = memory.sums.room((size_t)in.channels * batch);
-      transpose(in.channels, batch, in.at, batch, rows, in.channels);
-      outer_product(grad.channels, in.channels, batch, grad.at, rows, weight.grad);
+    if (wanted(s.input)) {
+      float* to = gradient(s.input).at;
+      if (weight.lists) {
+        const List& list = weight.lists->backward[0].list;
+        sparse_product(list, in.channels, batch, gathered(list, weight.values), nullptr, grad.at, s.adds != 0, false, to);
+      } else if (by_rows(in.channels, batch) && !s.adds) {
+        float* rows = memory.sums.room((size_t)in.channels * batch);
+        outer_product({batch, in.channels, grad.channels, 1, batch, in.channels}, grad.at, weight.values, rows);
+        transpose(batch, in.channels, rows, in.channels, to, batch);
+      } else {
+        const Product product{in.channels, grad.channels, batch, 1, in.channels, s.adds != 0, false};
+        dense_product(product, weight.values, nullptr, grad.at, to);
+      }
     }
     if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
-    if (!wanted(s.input)) return;
-    float* to = gradient(s.input).at;
-    if (weight.lists) {
-      const List& list = weight.lists->backward[0].list;
-      sparse_product(list, in.channels, batch, gathered(list, weight.values), nullptr, grad.at, s.adds != 0, false, to);
-    } else {
-      const Product product{in.channels, grad.channels, batch, 1, in.channels, s.adds != 0, false};
-      dense_product(product, weight.values, nullptr, grad.at, to);
-    }
+    if (weight.grad && weight.lists && !weight.everywhere)
+      sparse_product_gradient(weight.lists->forward, grad.channels, batch, grad.at, in.at, weight.grad);
+    else if (weight.grad) full_gradient(s, index, in, grad);
   }
+
+  void full_gradient(const Step& s, size_t index, const Image& in, const Image& grad) {
+    Param& weight = *param(s.weight);
+    Rows rows = rows_of(index);
+    if ((int64_t)index != plan.first && (weight.lists || !by_rows(in.channels, batch))) {
+      rows = {memory.sums.room((size_t)in.channels * batch), in.channels};
+      transpose(in.channels, batch, in.at, batch, memory.sums.data(), in.channels);
+    }
+    const bool at_once = call.update && plain_sgd() && !weight.mask && !weight.lists;
+    const Outer outer{grad.channels, in.channels, batch, batch, 1, rows.stride, at_once, (float)-call.rate};
+    outer_product(outer, grad.at, rows.at, at_once ? weight.values : weight.grad);
+    if (at_once) memory.updated[s.weight] = true;
+  }
+  // Whether a step is -rate * gradient and nothing else, so that gradients need not be kept.
+  bool plain_sgd() const { return !call.momentum && !call.weight_decay && !call.clip && !call.prox; }
 
   // ---- norms ----------------------------------------------------------------------------------
 
@@ -349,14 +429,16 @@ class Execution {
     clear_halo(out);
     switch (s.kind) {
       case CONVOLUTION: return convolve(s, index);
-      case LINEAR: return multiply(s);
+      case LINEAR: return multiply(s, index);
       case BATCH_NORM: return normalise(s, index);
       case GROUP_NORM: return group_norm(in, out, groups_of(s, index), s.relu);
       case RELU: return relu(in, out);
       case MAX_POOL: return max_pool(in, out, window_of(s), s.relu, choices_of(index));
       case AVERAGE_POOL: return average_pool(in, out, window_of(s), s.relu);
       case ADD: return add_images(in, image(s.other), out, s.relu);
-      case FLATTEN: return copy_rows(in, out, false);
+      case FLATTEN:
+        if (s.input == plan.input && plan.first != NONE) return;  // that layer reads the batch itself
+        return copy_rows(in, out, false);
       case SUBSAMPLE: return subsample(in, out, (int)s.stride_y);
       case SOFTMAX: return softmax(in, out);
       case DROPOUT:
@@ -372,7 +454,7 @@ class Execution {
     if (s.relu && s.kind != MAX_POOL) mask_by_sign(image(s.output), grad);  // max_pool noted it
     switch (s.kind) {
       case CONVOLUTION: return convolve_backward(s, index);
-      case LINEAR: return multiply_backward(s);
+      case LINEAR: return multiply_backward(s, index);
       case BATCH_NORM:
         return batch_norm_backward(image(s.input), grad, gradient(s.input), norm_of(s, index), s.adds,
                                    grad_of(s.weight), grad_of(s.bias));
@@ -409,7 +491,7 @@ class Execution {
     double squares = 0;
     for (int64_t p = 0; p < call.param_count; p++) {
       Param& each = call.params[p];
-      if (!each.grad) continue;
+      if (!each.grad || memory.updated[p]) continue;
       if (prox)
         for (int64_t i = 0; i < each.count; i++) each.grad[i] = fused(prox, each.values[i] - each.anchor[i], each.grad[i]);
       if (each.mask)
@@ -419,7 +501,7 @@ class Execution {
     }
     const float scale = call.clip ? (float)std::min(1.0, call.clip / (std::sqrt(squares) + 1e-6)) : 1.f;
     for (int64_t p = 0; p < call.param_count; p++)
-      if (call.params[p].grad) {
+      if (call.params[p].grad && !memory.updated[p]) {
         Param& each = call.params[p];
         if (scale != 1.f)
           for (int64_t i = 0; i < each.count; i++) each.grad[i] *= scale;
