@@ -184,6 +184,7 @@ class Batch:
     epochs: float
     per_epoch: int
     """Steps in one full pass over the data."""
+    full: int = 0  # examples in a full batch of the job, if that is not the size of this one
 
     @property
     def ends_epoch(self) -> bool:
@@ -393,8 +394,7 @@ def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
     whole = sum(counts)
     parts = [total * count // whole for count in counts]
     remainders = [total * count % whole for count in counts]
-    # A stable sort keeps the order of ties.
-    order = sorted(range(len(parts)), key=lambda index: -remainders[index])
+    order = sorted(range(len(parts)), key=lambda index: -remainders[index])  # ties stay in order
     for index in order[: total - sum(parts)]:
         parts[index] += 1
     return parts

@@ -23,8 +23,12 @@ LINEAR = {0: 0.2, 16: 0.25, 32: 0.3, 64: 0.4}
 """The same for linear layers, by the smallest batch for which it holds."""
 MODEL = 0.4
 """Density, weighted by multiplications, up to which a model is left to the kernels."""
-SMALL = 40e6
-"""Multiplications of a batch below which the kernels win at any density: calls cost more."""
+SMALL = 3e6
+"""Multiplications of an example up to which the kernels win at any density."""
+FULL, LEAST = 16, 8
+"""Batches that fill the lanes of convolutions, and the smallest that are worth while."""
+PARTLY = 0.2
+"""`MODEL` for batches that do not fill the lanes."""
 
 
 def bound(convolution: bool, batch: int) -> float:
@@ -41,11 +45,14 @@ def sparse(layer: Layer, density: float, batch: int) -> bool:
 
 def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:
     """Whether a model is computed by the kernels rather than by torch."""
-    total = sum(layer.macs for layer in plan.layers.values())
-    if total * batch <= SMALL:
+    layers = plan.layers.items()
+    if not any(layer.convolution for _, layer in layers):
         return True
-    active = sum(layer.macs * densities.get(name, 1.0) for name, layer in plan.layers.items())
-    return active <= MODEL * total
+    total = sum(layer.macs for _, layer in layers)
+    active = sum(layer.macs * densities.get(name, 1.0) for name, layer in layers)
+    if batch < FULL:
+        return batch >= LEAST and active <= PARTLY * total
+    return total <= SMALL or active <= MODEL * total
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Model:
         if self._native is None:
             return self._torch_step(batch, training, rate, prox, anchor)
         if self._packed is None:
-            self._packed = _Packed(self._native, self, len(batch.y))
+            self._packed = _Packed(self._native, self, batch.full or len(batch.y))
         return self._packed.step(batch, training, rate, prox, anchor)
 
     def _torch_step(

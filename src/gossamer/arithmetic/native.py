@@ -86,7 +86,7 @@ class Native:
             masks: where weights may differ from zero, by name.
             everywhere: whether gradients of masked weights are wanted too; otherwise they are zero.
         """
-        lists = self.sparse_layers(masks, len(batch.y))
+        lists = self.sparse_layers(masks, batch.full or len(batch.y))
         held: list[Tensor] = []
         table = (CParam * len(self.plan.names))()
         grads: Params = {}

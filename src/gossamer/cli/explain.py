@@ -30,8 +30,7 @@ def explain(run: Run) -> int:
         bound = choice.bound(layer.convolution, run.batch)
         say(f"{row.name:{width}}  {row.macs:12,}  {row.density:7.3f}  {bound:12.2f}  {row.way}")
     say(
-        f"{100 * active:.0f} % of {total * run.batch / 1e6:,.0f} million multiplications a batch; "
-        f"the kernels compute a model up to {100 * choice.MODEL:.0f} %, "
-        f"or one of at most {choice.SMALL / 1e6:.0f} million"
+        f"{100 * active:.0f} % of {total / 1e6:,.1f} million multiplications an example, "
+        f"in batches of {run.batch}; docs/arithmetic.md has the rule"
     )
     return 0

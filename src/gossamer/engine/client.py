@@ -325,7 +325,8 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
             x = inputs[start:end]
             if augment:
                 x = augment(x, key.fold("augment"))
-            yield Batch(x, labels[start:end], key, step, steps, epoch, job.epochs, len(cuts))
+            y, place = labels[start:end], (step, steps, epoch, job.epochs, len(cuts))
+            yield Batch(x, y, key, *place, job.batch)
             step += 1
 
 

@@ -202,9 +202,10 @@ class Task:
         """The kernels, if they are to compute gradients of a model with these masks."""
         native = self._native
         fits = batch.x.dtype is torch.float32 and batch.y.dtype is torch.int64 and len(batch.y) > 0
-        if native is None or not fits or not native.chosen(masks, len(batch.y), self.arithmetic):
+        if native is None or not fits:
             return None
-        return native
+        size = batch.full or len(batch.y)
+        return native if native.chosen(masks, size, self.arithmetic) else None
 
     def _native_to_evaluate(self, params: Params, x: Tensor) -> Native | None:
         native = self._native
