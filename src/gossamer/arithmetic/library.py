@@ -7,12 +7,12 @@ import os
 from functools import cache
 from pathlib import Path
 
-from gossamer.arithmetic.structs import CCall, CParam, CStep, CValue
+from gossamer.arithmetic.structs import CCall, CParam, CStep, CStored, CValue
 
 FOLDER = Path(__file__).parent
 BUILDS = ("avx512", "avx2", "plain")
 """From the fastest to the one that runs everywhere."""
-RECORDS = (CValue, CStep, CParam, CCall)
+RECORDS = (CValue, CStep, CParam, CCall, CStored)
 """Compared by size with those that the kernels were compiled with."""
 VARIABLE = "GOSSAMER_NATIVE"
 """Environment variable that names a build, or says `off`."""

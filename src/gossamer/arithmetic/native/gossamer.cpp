@@ -21,7 +21,7 @@ int gossamer_best_build() {
 }
 
 // The bytes of all records, so that a library of other sources is not used.
-int gossamer_sizes() { return sizeof(Value) + sizeof(Step) + sizeof(Param) + sizeof(Call); }
+int gossamer_sizes() { return sizeof(Value) + sizeof(Step) + sizeof(Param) + sizeof(Call) + sizeof(Stored); }
 
 void* gossamer_plan(const Step* steps, int64_t step_count, const Value* values, int64_t value_count,
                     int64_t input, int64_t output, int64_t floats) {
