@@ -1,7 +1,8 @@
 """Whole runs as a user starts them: seconds of local training of SPDST at 0.05, over FedAvg's.
 
 `gossamer run` with two workers, in turns; seconds are those that clients report in the log. Round 1
-is left out: SPDST's is the probe. LeNet is also run by one worker, for the speed-up of two.
+is left out: SPDST's is the probe. FedAvg is run as it is, where small dense models have kernels of
+their own too, and with torch. LeNet is also run by one worker, for the speed-up of two.
 """
 
 import json
@@ -29,6 +30,7 @@ JOBS = {
 }
 METHODS = {
     "fedavg": ["fedavg"],
+    "fedavg, torch": ["fedavg", "--arithmetic", "torch"],
     "spdst": ["spdst", "--density", "0.05", "--probe-clients", "2", "--probe-epochs", "1"],
 }
 
@@ -45,10 +47,10 @@ def measure() -> dict[str, object]:
                 taken[name].append(_run([*words, *options], workers=2))
         training = {name: statistics.median(t for t, _ in times) for name, times in taken.items()}
         rounds = {name: statistics.median(r for _, r in times) for name, times in taken.items()}
-        pairs = zip(taken["fedavg"], taken["spdst"], strict=True)
         found[job] = {
             "seconds_of_training": {name: round(each, 3) for name, each in training.items()},
-            "ratio_of_training": round(statistics.median(f[0] / s[0] for f, s in pairs), 2),
+            "ratio_of_training": _ratio(taken["fedavg"], taken["spdst"]),
+            "ratio_to_torch": _ratio(taken["fedavg, torch"], taken["spdst"]),
             "ratio_of_rounds": round(rounds["fedavg"] / rounds["spdst"], 2),
             "command": " ".join(["gossamer run", *METHODS["spdst"], *options]),
         }
@@ -57,6 +59,12 @@ def measure() -> dict[str, object]:
     both = [_run(words, workers=2)[1] for _ in range(TURNS)]
     found["two_workers_over_one"] = round(statistics.median(alone) / statistics.median(both), 2)
     return found
+
+
+def _ratio(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> float:
+    """The median over turns of the ratio of seconds of training."""
+    pairs = zip(one, other, strict=True)
+    return round(statistics.median(first[0] / second[0] for first, second in pairs), 2)
 
 
 def _run(words: list[str], workers: int) -> tuple[float, float]:

@@ -338,11 +338,11 @@ struct Window {
   }
 };
 
-typedef int32_t Choice __attribute__((vector_size(LANES * 4)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-typedef uint8_t UnalignedBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef float Sixteen __attribute__((vector_size(LANES * 4)));
-typedef float UnalignedSixteen __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Choice __attribute__((vector_size(NATIVE * 4)));
+typedef uint8_t Bytes __attribute__((vector_size(NATIVE)));
+typedef uint8_t UnalignedBytes __attribute__((vector_size(NATIVE), aligned(1), may_alias));
+typedef float Vector __attribute__((vector_size(NATIVE * 4)));
+typedef float Unaligned __attribute__((vector_size(NATIVE * 4), aligned(4), may_alias));
 
 constexpr int CUT = 255;  // instead of a place in the window: ReLU made the output zero
 
@@ -358,26 +358,26 @@ static void max_pool(const Image& in, const Image& out, const Window& w, bool wi
         float* to = out.of(c, y) + (long)x * batch;
         uint8_t* place = chosen + (((long)c * out.height + y) * out.width + x) * batch;
         auto vector = [&](int b) __attribute__((always_inline)) {
-          Sixteen best = *(const UnalignedSixteen*)(from + top * in.row() + (long)left * batch + b);
+          Vector best = *(const Unaligned*)(from + top * in.row() + (long)left * batch + b);
           Choice where = Choice{} + (top * w.width + left);
           for (int i = top; i < bottom; i++)
             for (int j = left; j < right; j++) {
-              const Sixteen v = *(const UnalignedSixteen*)(from + i * in.row() + (long)j * batch + b);
+              const Vector v = *(const Unaligned*)(from + i * in.row() + (long)j * batch + b);
               const Choice larger = v > best;
               best = larger ? v : best;
               where = larger ? Choice{} + (i * w.width + j) : where;
             }
           if (with_relu) {
             const Choice keep = best > 0.f;
-            best = keep ? best : Sixteen{};
+            best = keep ? best : Vector{};
             where = keep ? where : Choice{} + CUT;
           }
-          *(UnalignedSixteen*)(to + b) = best;
+          *(Unaligned*)(to + b) = best;
           *(UnalignedBytes*)(place + b) = __builtin_convertvector(where, Bytes);
         };
         int b = 0;
-        for (; b + LANES <= batch; b += LANES) vector(b);
-        if (b < batch && batch >= LANES) vector(batch - LANES);
+        for (; b + NATIVE <= batch; b += NATIVE) vector(b);
+        if (b < batch && batch >= NATIVE) vector(batch - NATIVE);
         else
           for (; b < batch; b++) {
             float best = from[top * in.row() + (long)left * batch + b];
@@ -406,14 +406,14 @@ static void max_pool_backward(const Image& grad, const Image& to, const Window& 
         float* t = to.of(c, 0) + (long)(y * w.stride_y - w.pad_y) * to.row() + (long)(x * w.stride_x - w.pad_x) * batch;
         const uint8_t* place = chosen + (((long)c * grad.height + y) * grad.width + x) * batch;
         int b = 0;
-        for (; b + LANES <= batch; b += LANES) {
-          const Sixteen v = *(const UnalignedSixteen*)(g + b);
+        for (; b + NATIVE <= batch; b += NATIVE) {
+          const Vector v = *(const Unaligned*)(g + b);
           const Choice where = __builtin_convertvector(*(const UnalignedBytes*)(place + b), Choice);
           for (int i = top; i < bottom; i++)
             for (int j = left; j < right; j++) {
               float* target = t + i * to.row() + (long)j * batch + b;
-              const Sixteen before = *(const UnalignedSixteen*)target;
-              *(UnalignedSixteen*)target = before + (where == i * w.width + j ? v : Sixteen{});
+              const Vector before = *(const Unaligned*)target;
+              *(Unaligned*)target = before + (where == i * w.width + j ? v : Vector{});
             }
         }
         for (; b < batch; b++)
