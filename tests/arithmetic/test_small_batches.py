@@ -106,9 +106,9 @@ def test_avx512_and_avx2_give_the_same_bits() -> None:
         pytest.skip("this processor has one of them at most")
     found = []
     for build in ("avx512", "avx2"):
-        code = "from arithmetic.test_small_batches import digest; print(digest())"
+        code = "from test_small_batches import digest; print(digest())"
         environment = {**os.environ, VARIABLE: build}
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
         words = [sys.executable, "-c", code]
         found.append(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)
     assert found[0] == found[1]
