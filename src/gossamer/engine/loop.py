@@ -308,9 +308,10 @@ class _Loop:
         if event := measured(self.progress.round, before, self.shown):
             self.emit(event)
         number, now = self.progress.round, self.shown.masks
-        chosen = arithmetic_chosen(self.run, number, now)
-        if number and chosen != arithmetic_chosen(self.run, number, before.masks):
-            self.emit(chosen)
+        if number and now is not before.masks:
+            chosen = arithmetic_chosen(self.run, number, now)
+            if chosen != arithmetic_chosen(self.run, number, before.masks):
+                self.emit(chosen)
 
     def assess(self) -> None:
         """Evaluates the models."""

@@ -82,7 +82,7 @@ static Lists make_lists(const Geometry& g, const uint8_t* mask) {
   Lists lists;
   lists.geometry = g;
   List& forward = lists.forward;
-  const long taps = g.taps(), row_taps = (long)g.kernel_width * g.inputs;
+  const long row_taps = (long)g.kernel_width * g.inputs;
   forward.starts.assign((size_t)g.outputs * g.kernel_height + 1, 0);
   long count = 0;
   for (long at = 0; at < g.weights(); at++) count += mask[at] != 0;
@@ -128,7 +128,6 @@ static Lists make_lists(const Geometry& g, const uint8_t* mask) {
       c.list.sources[to] = k;
     });
   }
-  (void)taps;
   return lists;
 }
 
