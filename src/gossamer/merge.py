@@ -151,3 +151,14 @@ def fitting(reply: Params, wanted: Params) -> Params:
                 f"but {sent.dtype} of shape {tuple(sent.shape)} was sent"
             )
     return reply
+
+
+def within(numbers: Tensor, low: float, high: float) -> Literal[True]:
+    """True if all numbers of a reply lie in bounds, which their clients keep.
+
+    Raises:
+        WireError: one does not. It costs this client the round, not the run.
+    """
+    if not bool(((numbers >= low) & (numbers <= high)).all()):
+        raise WireError(f"numbers came back that are not all between {low:g} and {high:g}")
+    return True
