@@ -225,6 +225,8 @@ class Attacked:
         up = decoded(conversations, ctx, state, client, answer)
         occasion = Occasion(answer, up, run.wire, tuple(past))
         past.append(answer.data)
+        if up is None:  # an earlier attack separated the client's masks from the server's
+            return answer
         return self.attacks(ctx.round, client.id)(occasion)
 
     def receipt(self, kept: bytes) -> bytes:
@@ -241,7 +243,8 @@ def decoded(
     done = ClientFinished(ctx.round, client.id, *(0,) * 10, None, {}, [])
     reply = Reply(client, answer.received, 0.0, answer.schema, answer.data, event=done)
     reader = Replies(conversations.run, conversations.expected, ctx, state, [reply], {})
-    return next(iter(reader)).up
+    exchange = next(iter(reader), None)
+    return None if exchange is None else exchange.up
 
 
 def trained(
@@ -256,7 +259,13 @@ def trained(
     method = fields.replace(
         small(method), {name: value for name, value in wanted.items() if name in known}
     )
-    chosen = Options(workers=1, eval_every=ROUNDS, checkpoint_every=ROUNDS, **options)
+    chosen = Options(
+        workers=1,
+        eval_every=ROUNDS,
+        checkpoint_every=ROUNDS,
+        on_client_error="skip",  # as on a network: a liar may fail by its own lie
+        **options,
+    )
     run = Run(method, task, Rows(), rounds=ROUNDS, key=Key(2), options=chosen)
     kept = Kept()
     transport = None if attacks is None else Attacked(task, attacks)

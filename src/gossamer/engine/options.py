@@ -36,7 +36,7 @@ class Options:
         0, "rounds between checkpoints; 0: adaptive, at most 2 % overhead", least=0
     )
     reply_limit: float = option(
-        10.0, "refuse replies whose change exceeds this multiple of the usual norm; 0: off", least=0
+        50.0, "refuse replies whose change exceeds this multiple of the usual norm; 0: off", least=0
     )
     weight_cap: float = option(
         10.0,

@@ -29,9 +29,9 @@ RECENT = 5
 """Rounds whose median norms are remembered."""
 FEW = 3
 """From so many replies on, their own median can be relied on."""
-FLOOR = 0.2
-"""A change of this fraction of what was sent counts as usual: clients whose data are fitted send
-changes near zero, and must not shut out those that still learn or that replaced their mask."""
+ALLOWED = 2.0
+"""A change up to this multiple of what was sent is never refused: clients whose data are fitted
+send changes near zero, and must not shut out those that still learn or that replaced their mask."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ def outside(sizes: Mapping[int, Size], recent: Norms, limit: float) -> dict[int,
     for field in dict.fromkeys(name for each in sizes.values() for name in each.changes):
         having = [each for each in sizes.values() if field in each.changes]
         norms = [each.changes[field] for each in having]
-        floor = FLOOR * median_low([each.sent[field] for each in having])
-        usual = max(_usual(norms, recent.get(field, [])), floor)
-        if not usual or not math.isfinite(usual):
+        usual = _usual(norms, recent.get(field, []))
+        most = max(limit * usual, ALLOWED * median_low([each.sent[field] for each in having]))
+        if not most or not math.isfinite(most):
             continue
         for client, each in sizes.items():
             found = each.changes.get(field, 0.0)
-            if not found <= limit * usual and client not in refused:
+            if not found <= most and client not in refused:
                 refused[client] = (
-                    f"{field.partition('.')[2] or field} changed by a norm of {found:.3g}, more "
-                    f"than {limit:g} times the {usual:.3g} that is usual; see --reply-limit"
+                    f"{field.partition('.')[2] or field} changed by a norm of {found:.3g}, where "
+                    f"{usual:.3g} is usual and {most:.3g} the most; see --reply-limit"
                 )
     return refused
 
