@@ -150,7 +150,9 @@ def best(
 
 def run_started(run: Run) -> Started:
     """The first event of a run."""
-    layout = run.task.layout
+    layout, facts = run.task.layout, dict(run.federation.describe())
+    if run.capped:
+        facts["weighted as"] = {str(client): most for client, most in run.capped.items()}
     return Started(
         schema=SCHEMA,
         method=run.name,
@@ -158,7 +160,7 @@ def run_started(run: Run) -> Started:
         rounds=run.rounds,
         seed=run.key.seed,
         pool=len(run.federation.pool),
-        data=dict(run.federation.describe()),
+        data=facts,
         parameters=layout.count,
         prunable=layout.total("count", layout.prunable),
         environment=environment(),
