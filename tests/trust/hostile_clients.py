@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -217,10 +218,9 @@ class Attacked:
             except StopIteration as end:
                 reply: Reply = end.value
                 return reply
-            id = visit.client.id
-            kept = lambda: conversations.store.get(id)  # noqa: E731
+            kept = partial(conversations.store.get, visit.client.id)
             answer = conversations.participant.answer(self.task, request, kept)
-            if isinstance(answer, Completed) and id in HOSTILE:
+            if isinstance(answer, Completed) and visit.client.id in HOSTILE:
                 answer = self._attacked(conversations, ctx, state, visit.client, answer)
 
     def _attacked(

@@ -172,9 +172,7 @@ class Conversations:
         list(Replies(self.run, self.expected, ctx, state, [reply], refused))
         return refused[reply.client.id].reason if refused else ""
 
-    def merge(
-        self, ctx: Ctx, state: Any, replies: Sequence[Reply], recent: Norms
-    ) -> Merged:
+    def merge(self, ctx: Ctx, state: Any, replies: Sequence[Reply], recent: Norms) -> Merged:
         """Merges the replies of a round.
 
         A reply that is malformed or outside the limits costs its client the round, whether reading
