@@ -140,6 +140,10 @@ def measure(run: Run, column: Column) -> float | None:
         if column.at == "last-10" and curve:
             return statistics.fmean(curve[at] for at in sorted(curve)[-10:])
         return known["best" if column.at == "best" else "accuracy"]
+    if column.figure == "density" and column.at == "best":
+        at = known["best_round"]
+        own = run.curve("personal_density") or run.curve("density")
+        return None if at is None else own.get(int(at))
     if column.figure == "client_flops":
         pool = number(run.started.get("pool"))
         return known["flops"] / pool if known["flops"] is not None and pool else None
