@@ -260,7 +260,8 @@ def trained(
 ) -> tuple[Summary, list[Any]]:
     """A run with or without attacks: its results, and all of its events."""
     known = {setting.name for setting in fields.settings(method)}
-    wanted = {"clients": COHORT, "probe_clients": COHORT, "lr": 0.05, "density": 0.5}
+    wanted = {"clients": COHORT, "probe_clients": COHORT, "density": 0.5}
+    wanted["lr"] = max(fields.value(method, "lr"), 0.05)
     method = fields.replace(
         small(method), {name: value for name, value in wanted.items() if name in known}
     )
