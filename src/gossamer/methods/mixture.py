@@ -123,8 +123,7 @@ class Mixture:
         models = [ctx.task.own(each) for each in down.models]
         first = min(models, key=lambda each: loss_on_own_data(ctx, each))
         inner = dense_model.begin(ctx, self.training, first, None).work
-        work = Work(inner, models)
-        return Job(work, self.training.epochs, self.training.batch)
+        return Job(Work(inner, models), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         loss, grads = ctx.task.gradients(work.inner.params, batch)  # eq. 38
