@@ -18,6 +18,7 @@ from typing import Any
 from gossamer._locks import locked
 from gossamer.accounting import Cost
 from gossamer.engine.store import round_folder, written_rounds
+from gossamer.trust.limits import Norms
 from gossamer.wire import fingerprint
 
 VERSION = 1
@@ -52,6 +53,8 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    norms: Norms = field(default_factory=dict)
+    """Median norms of replies in recent rounds, by field."""
 
 
 @dataclass(frozen=True)

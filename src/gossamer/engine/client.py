@@ -15,7 +15,9 @@ from gossamer.engine.run_record import Run
 from gossamer.task import Task
 from gossamer.wire import Schema, UnknownMask, Written, dump, write
 
-Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
+Stage = Literal[
+    "data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network", "claim"
+]
 
 
 class Stop:

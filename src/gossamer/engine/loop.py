@@ -32,6 +32,7 @@ from gossamer.engine.summary import UNKNOWN, Summary, best, run_started
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
+from gossamer.trust import aggregation
 from gossamer.wire import dump, fingerprint, load, record_types
 
 CHECKPOINT_OVERHEAD = 0.02
@@ -139,6 +140,7 @@ def _check(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
     check_selection(run.options, run.federation)
+    aggregation.check(run.options.aggregate, run.method, run.name)
 
 
 def _server_ctx(run: Run, number: int) -> Ctx:
@@ -281,13 +283,14 @@ class _Loop:
         Returns:
             The replies in the order of client ids, and those that were refused.
         """
-        method, pool = self.run.method, self.run.federation.pool
+        method, pool = self.run.method, self.run.pool
         cohort = sorted(method.cohort(ctx, self.state, pool), key=lambda client: client.id)
         visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
         replies = self.transport.hold(self.conversations, ctx, self.state, visits)
         replies.sort(key=lambda reply: reply.client.id)
-        self.state, refused = self.conversations.merge(ctx, self.state, replies)
-        return replies, refused
+        merged = self.conversations.merge(ctx, self.state, replies, self.progress.norms)
+        self.state, self.progress = merged.state, replace(self.progress, norms=merged.norms)
+        return replies, list(merged.refused)
 
     def visit(self, ctx: Ctx, client: Client, cohort: int) -> Visit:
         """What to send to a client; a paper may charge it for the clients that take no part."""

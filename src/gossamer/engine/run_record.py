@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gossamer import fields
 from gossamer.accounting import Accounting, Network
-from gossamer.core import AnyMethod, Key, budgets_of
+from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
+from gossamer.merge import Rule
 from gossamer.task import Task
+from gossamer.trust import aggregation
+from gossamer.trust.limits import capped
 from gossamer.wire import PLAIN, Mode, fingerprint
 
 
@@ -83,8 +87,32 @@ class Run:
         parts = (self.name, self.settings, self.rounds, self.key.seed, data, shapes)
         selection = [] if self.options.select == "test" else [self.options.select]
         arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
-        text = json.dumps([*parts, str(self.wire), *selection, *arithmetic], default=str)
+        usual = Options()
+        names = ("reply_limit", "weight_cap", "aggregate")
+        changed = {name: getattr(self.options, name) for name in names}
+        changed = {n: value for n, value in changed.items() if value != getattr(usual, n)}
+        protection = [changed] if changed else []
+        given = [str(self.wire), *selection, *arithmetic, *protection]
+        text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
+
+    @cached_property
+    def pool(self) -> Sequence[Client]:
+        """The clients as methods see them: no claimed size is above the cap."""
+        pool = self.federation.pool
+        most = self.capped
+        return [replace(c, examples=most.get(c.id, c.examples)) for c in pool] if most else pool
+
+    @cached_property
+    def capped(self) -> dict[int, int]:
+        """The examples of clients whose claims are capped; empty where sizes are known."""
+        claimed = getattr(self.federation, "claimed", False)
+        return capped(self.federation.pool, self.options.weight_cap) if claimed else {}
+
+    @cached_property
+    def rule(self) -> Rule | None:
+        """How replies are averaged; None: by their mean."""
+        return aggregation.parse(self.options.aggregate)
 
     @cached_property
     def label(self) -> str:

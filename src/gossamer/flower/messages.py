@@ -209,10 +209,10 @@ def read_registered(message: Message) -> NodeInfo:
             clients = {}
             for pair in listed:
                 match pair:
-                    case [int(client), int(examples)] if client >= 0 <= examples < LARGEST:
+                    case [client, examples] if _is_count(client) and _is_count(examples):
                         clients[client] = examples
                     case _:
-                        raise WireError(f"a node cannot host {pair!r}")
+                        raise WireError(f"a node cannot host {str(pair)[:80]}")
             return NodeInfo(clients, agreement)
     raise WireError("the answer is not a registration")
 
@@ -304,8 +304,12 @@ def _is_metric(value: object) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < LARGEST)
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < LARGEST:
+    if type(value) is not int or not _is_count(value):
         raise WireError(f"{str(value)[:80]} is not a count")
     return value
 

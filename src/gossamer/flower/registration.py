@@ -84,6 +84,8 @@ class Registry:
         for client, examples in info.clients.items():
             if client not in self.pool:
                 reason = reason or f"the federation has no client {client}"
+            elif not examples:
+                reason = reason or f"client {client} has no examples to train on"
             elif examples != (wanted := self._wanted(client, examples)):
                 reason = reason or f"client {client} has {examples} examples, not {wanted}"
         if reason:

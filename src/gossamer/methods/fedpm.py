@@ -10,7 +10,7 @@ learning. ICLR 2023. https://arxiv.org/abs/2209.15328
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,15 +90,16 @@ class FedPM:
         return Down(state.theta, state.buffers)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        ones = {n: torch.zeros(t.shape, dtype=torch.int32) for n, t in state.theta.items()}
         expected, statistics = likely(state.theta), []
-        for exchange in exchanges:
-            for name, mask in merge.fitting(exchange.up.masks, expected).items():
-                ones[name] += mask
-            statistics.append((merge.fitting(exchange.up.buffers, state.buffers), 1.0))
+
+        def masks() -> Iterator[Masks]:
+            for exchange in exchanges:
+                statistics.append((merge.fitting(exchange.up.buffers, state.buffers), 1.0))
+                yield merge.fitting(exchange.up.masks, expected)
+
+        (ones, count), rounds = merge.votes(masks()), 1
         if not statistics:
             return state
-        count, rounds = len(statistics), 1
         if state.rounds % self.prior_reset_every:
             ones = {name: each + state.ones[name] for name, each in ones.items()}
             count, rounds = count + state.masks, state.rounds + 1

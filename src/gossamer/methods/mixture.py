@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Mixture:
+    own_merge: ClassVar[str] = "divides every client among several models"
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     components: int = option(2, "models of the server", least=1)

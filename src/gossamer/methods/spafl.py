@@ -96,6 +96,7 @@ class SpaFL:
         replies = {
             each.client.id: merge.fitting({"": each.up.thresholds}, {"": each.down.thresholds})
             for each in exchanges
+            if merge.within(each.up.thresholds, 0, 1)
         }
         if not replies:
             return state
