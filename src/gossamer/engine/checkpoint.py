@@ -52,6 +52,8 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    privacy: dict[str, Any] | None = None
+    """What `--dp` has spent, and its next clip."""
 
 
 @dataclass(frozen=True)

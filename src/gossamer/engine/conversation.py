@@ -30,6 +30,7 @@ from gossamer.engine.client import (
 )
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected, Replies, Reply, refusal
+from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.task import Task
@@ -76,6 +77,8 @@ class Conversations:
     run: Run
     store: Store
     stop: Stop
+    guard: Guard | None = None
+    """What stands between replies and the merge under differential privacy."""
     expected: Expected = field(init=False)
     participant: Participant = field(init=False)
     outbox: Outbox = field(init=False)
@@ -179,7 +182,8 @@ class Conversations:
         while True:
             reader = Replies(self.run, self.expected, ctx, state, replies, refused)
             try:
-                merged = self.run.method.merge(ctx, state, iter(reader))
+                exchanges = self.guard.merged(ctx, reader) if self.guard else iter(reader)
+                merged = self.run.method.merge(ctx, state, exchanges)
                 break
             except WireError as problem:
                 if reader.last is None:

@@ -14,6 +14,7 @@ from gossamer.core import AnyMethod, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
 from gossamer.task import Task
+from gossamer.trust.mechanism import Mechanism
 from gossamer.wire import PLAIN, Mode, fingerprint
 
 
@@ -35,6 +36,10 @@ class Run:
     """Of the method, in events and reports; the name of its class unless given."""
     out: Path | None = None
     """The folder for events and checkpoints; None: a temporary one."""
+    dp: str = ""
+    """Differential privacy, as `--dp` writes it; empty: none."""
+    secret_noise: bool = False
+    """Whether noise and cohorts under `dp` come from the operating system, not from the key."""
     dry: bool = False
     """Whether clients skip their training steps; see `gossamer.accounting.dry_run`."""
     accounting: Accounting = field(init=False)
@@ -71,6 +76,19 @@ class Run:
         return size if isinstance(size, int) else 64
 
     @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """The clipping and noise that `dp` asks for; a ValueError if the method cannot have it."""
+        if not self.dp:
+            return None
+        if len(self.budgets) > 1:
+            raise ValueError(
+                "--dp: clients with different --budgets send replies of different form, which have "
+                "no common sum; give all of them the same budget"
+            )
+        clients, pool = fields.value(self.method, "clients"), len(self.federation.pool)
+        return Mechanism.of(self.dp, self.method, clients, pool, self.rounds)
+
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, as the log and the command line show them."""
         return plain_settings(self.method)
@@ -83,7 +101,8 @@ class Run:
         parts = (self.name, self.settings, self.rounds, self.key.seed, data, shapes)
         selection = [] if self.options.select == "test" else [self.options.select]
         arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
-        text = json.dumps([*parts, str(self.wire), *selection, *arithmetic], default=str)
+        private = [f"dp {self.dp}"] if self.dp else []
+        text = json.dumps([*parts, str(self.wire), *selection, *arithmetic, *private], default=str)
         return fingerprint(text.encode())
 
     @cached_property
