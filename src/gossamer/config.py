@@ -24,6 +24,7 @@ from gossamer.engine.run_record import Run
 from gossamer.fields import option
 from gossamer.methods import METHODS, PUBLISHED
 from gossamer.task import Precision, Task
+from gossamer.trust.spec import Spec
 from gossamer.wire import Mode
 
 PAPERS = Path(__file__).parent / "papers"
@@ -59,6 +60,9 @@ class Experiment:
     precision: Precision = option("f32", "precision of local training and evaluation")
     arithmetic: Arithmetic = option(
         "auto", "torch, or own kernels for sparse and small models; auto: by a fixed rule"
+    )
+    dp: str = option(
+        "", "differential privacy: clip=1.0,noise=0.8,delta=1e-5, or local:clip=1.0,noise=4"
     )
     device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
@@ -101,6 +105,7 @@ class Config:
             wire=Mode.parse(experiment.wire),
             name=self.method.rpartition(":")[2],
             out=out,
+            dp=experiment.dp,
         )
 
     def check(self) -> None:
@@ -110,6 +115,8 @@ class Config:
         Mode.parse(self.experiment.wire)
         if self.options.network:
             Network.parse(self.options.network)
+        if self.experiment.dp:
+            Spec.parse(self.experiment.dp)
 
     def build_method(self) -> AnyMethod:
         """The method with its settings, checked."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Toy, fedavg, lines, linear
 from torch import Tensor
 
 from gossamer import Client, Exchange, Key, Params, fields
@@ -26,6 +25,7 @@ from gossamer.engine.workers import Threads, Workers
 from gossamer.trust import limits
 from gossamer.trust.limits import ALLOWED, RECENT, Size
 from gossamer.wire import Schema, WireError, decode, encode
+from helpers import Toy, fedavg, linear, lines
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gossamer.engine.events import (
     Event,
     Finished,
     Measured,
+    PrivacySpent,
     Sink,
 )
 from gossamer.engine.events import RoundFinished as Round
@@ -33,6 +34,7 @@ class Figures:
         self.valid: float | None = None
         self.bits = 0
         self.density = 1.0
+        self.epsilon: float | None = None
         self.speed = 0.0
         self._examples = 0
         self._start = time.monotonic()
@@ -51,6 +53,8 @@ class Figures:
                 self.density = event.density
                 self.speed = self._examples / max(clock.seconds, 1e-9)
                 self._examples = 0
+            case PrivacySpent():
+                self.epsilon = event.epsilon
             case Evaluated():
                 self.accuracy, self.personal = event.global_accuracy, event.personal_mean
                 self.valid = event.valid_mean
@@ -69,6 +73,7 @@ class Figures:
             *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
             bits(self.bits),
             f"density {self.density:.3g}",
+            *([] if self.epsilon is None else [f"epsilon {self.epsilon:.3g}"]),
             f"{self.speed:,.0f} examples/s",
             f"left {self.left()}",
         ]

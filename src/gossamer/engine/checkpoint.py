@@ -55,6 +55,8 @@ class Progress:
     failed: int = 0
     norms: Norms = field(default_factory=dict)
     """Median norms of replies in recent rounds, by field."""
+    privacy: dict[str, Any] | None = None
+    """What `--dp` has spent, and its next clip."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,26 @@ class RoundFinished:
 
 
 @dataclass(frozen=True)
+class PrivacySpent:
+    """What clients have given away after a round, under `--dp`."""
+
+    round: int
+    epsilon: float
+    """Of the whole run so far; null without noise."""
+    delta: float
+    clip: float
+    """The largest norm of a client's change in this round."""
+    noise: float
+    """Standard deviation of the noise, as a multiple of the clip."""
+    sampling: str
+    """How clients come to take part: fixed, poisson, or local if sampling hides nobody."""
+    neighbours: str
+    """What the guarantee hides."""
+    releases: int
+    """Rounds that count; with local noise, the replies of the client with the most."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """A method's measures of the server state, after a round and before the first."""
 
@@ -177,6 +197,7 @@ Event: TypeAlias = (
     | ClientFinished
     | ClientFailed
     | RoundFinished
+    | PrivacySpent
     | Measured
     | ArithmeticChosen
     | Evaluated

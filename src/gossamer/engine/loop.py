@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finishe
 from gossamer.engine.expected import Reply
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
+from gossamer.engine.privacy import Spent, guard
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
-from gossamer.engine.summary import UNKNOWN, Summary, best, run_started
+from gossamer.engine.summary import UNKNOWN, Summary, best, privacy_of, run_started
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
@@ -141,6 +142,8 @@ def _check(run: Run) -> None:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
     check_selection(run.options, run.federation)
     aggregation.check(run.options.aggregate, run.method, run.name)
+    if run.mechanism is not None:
+        run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
 
 
 def _server_ctx(run: Run, number: int) -> Ctx:
@@ -187,7 +190,9 @@ class _Loop:
         if saved is not None:
             checkpoint.check_states(saved, folder, len(self.store.clients()))
         self.log = EventLog(folder / "events.jsonl", saved.events if saved else 0)
-        self.conversations = Conversations(self.run, self.store, self.stop)
+        spent = self.progress.privacy
+        self.guard = guard(self.run, Spent(**spent) if spent else None)
+        self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
@@ -247,6 +252,7 @@ class _Loop:
             cost=progress.cost,
             device_seconds=progress.device_seconds,
             failed=progress.failed,
+            privacy=privacy_of(run, progress.privacy),
             seconds=self.seconds(),
             state_hash=state_hash,
             interrupted=interrupted,
@@ -267,6 +273,7 @@ class _Loop:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
+        self.account(number, [event.client for event in finished])
         timed = self.run.network is not None
         self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
         summary = round_finished(self.progress, finished, failures)
@@ -284,7 +291,10 @@ class _Loop:
             The replies in the order of client ids, and those that were refused.
         """
         method, pool = self.run.method, self.run.pool
-        cohort = sorted(method.cohort(ctx, self.state, pool), key=lambda client: client.id)
+        chosen = self.guard.cohort(ctx, pool) if self.guard else None
+        if chosen is None:
+            chosen = method.cohort(ctx, self.state, pool)
+        cohort = sorted(chosen, key=lambda client: client.id)
         visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
         replies = self.transport.hold(self.conversations, ctx, self.state, visits)
         replies.sort(key=lambda reply: reply.client.id)
@@ -300,6 +310,12 @@ class _Loop:
         resend = getattr(method, "resend", None)
         again = partial(resend, ctx, self.state, client) if resend else None
         return Visit(client, method.down(ctx, self.state, client), charged, again)
+
+    def account(self, number: int, senders: Sequence[int]) -> None:
+        """Reports what a round has cost clients under differential privacy."""
+        if self.guard is not None:
+            self.emit(self.guard.account(number, senders))
+            self.progress = replace(self.progress, privacy=asdict(self.guard.spent))
 
     # reports and checkpoints -------------------------------------------------------------------
 

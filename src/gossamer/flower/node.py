@@ -33,7 +33,7 @@ def agreement(run: Run) -> str:
     """A hash of everything that server and node must agree on to compute the same bits."""
     shapes = {name: leaf.shape for name, leaf in run.task.layout.leaves.items()}
     counted = (run.options.flops_model, run.options.ledger, run.options.select)
-    parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire))
+    parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire), run.dp)
     at_nodes = isinstance(run.federation, RemoteData | NodeData)
     return fingerprint(json.dumps([*parts, *counted, shapes, at_nodes], default=str).encode())
 

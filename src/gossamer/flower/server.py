@@ -49,6 +49,7 @@ def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
         options=config.options,
         wire=Mode.parse(experiment.wire),
         name=config.method.rpartition(":")[2],
+        dp=experiment.dp,
     )
 
 
@@ -59,9 +60,10 @@ def at_server(config: Config) -> Run:
 
 def at_node(config: Config, node: Mapping[str, Any]) -> Run:
     """The run as a node needs it, with data of its own if its configuration names some."""
-    if "data" not in node:
-        return set_up(config)
-    return set_up(config, NodeData(alone(config, str(node["data"])), int(node["partition-id"])))
+    seen = None
+    if "data" in node:
+        seen = NodeData(alone(config, str(node["data"])), int(node["partition-id"]))
+    return replace(set_up(config, seen), secret_noise=True)
 
 
 def serve(
@@ -104,7 +106,7 @@ def serve(
         _keep(out / PROJECT, text)
     options = replace(run.options, on_client_error="skip", checkpoint_every=1)
     return engine.start(
-        replace(run, options=options),
+        replace(run, options=options, secret_noise=True),
         sinks=sinks,
         stop=stop,
         resume=checkpoint.newest(out / "rounds") is not None,

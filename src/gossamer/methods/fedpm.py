@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from gossamer.methods.parts.dense_model import Local
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
+from gossamer.trust.declared import Privacy
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class FedPM:
         "local", "BatchNorm statistics: local, averaged, or recalibrated before evaluation"
     )
     accounting: Accounting = Accounting(mask_code="counted")
+    privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
 
     # server ---------------------------------------------------------------------------------------
 
