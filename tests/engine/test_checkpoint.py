@@ -89,7 +89,8 @@ def test_a_checkpoint_of_another_version_is_refused_and_not_skipped(tmp_path: Pa
     path.write_bytes(seal_json({**meta, "version": 3}))
     with pytest.raises(checkpoint.Unusable, match="version 3 of the checkpoint format"):
         newest(tmp_path)
-    path.write_text(json.dumps({**meta, "version": 1}))  # the first version had no checksum
+    first = {**meta, "version": 1, "server": "fingerprint"}  # it had no checksum
+    path.write_text(json.dumps(first))
     with pytest.raises(checkpoint.Unusable, match="version 1 of the checkpoint format"):
         newest(tmp_path)
 

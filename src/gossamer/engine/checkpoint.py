@@ -28,10 +28,9 @@ from gossamer.engine.files import (
     unseal_json,
 )
 from gossamer.engine.files import write_atomically as write_atomically
-from gossamer.engine.store import round_folder, written_rounds
+from gossamer.engine.store import META, SERVER, round_folder, written_rounds
 
 VERSION = 2
-SERVER, META = "server.bin", "meta.json"
 FIRST = {"progress", "events", "run", "server"}
 """What the first version had."""
 KEPT = 2

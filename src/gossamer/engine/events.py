@@ -263,7 +263,7 @@ class EventLog:
 
     def __post_init__(self) -> None:
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._file = open(os.open(self.path, how, PRIVATE_FILE), "ab")
+        self._file = os.fdopen(os.open(self.path, how, PRIVATE_FILE), "ab")
         self._file.truncate(self.position)
 
     def emit(self, event: Event, clock: Clock) -> None:

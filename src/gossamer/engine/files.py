@@ -57,7 +57,8 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 def write(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
     """Writes a file, possibly only a part of it if the process ends meanwhile."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(os.open(path, how, mode), "wb") as file:
         file.write(data)
 
 
@@ -207,7 +208,7 @@ def chained(before: str, line: bytes) -> tuple[bytes, str]:
 def append(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends a line to a log that is seldom written; a last line that was cut short is dropped."""
     how = os.O_RDWR | os.O_CREAT
-    with open(os.open(path, how, PRIVATE_FILE), "r+b") as file:
+    with os.fdopen(os.open(path, how, PRIVATE_FILE), "r+b") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
         lines = file.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.engine import checkpoint
-from gossamer.engine.checkpoint import META, SERVER, Checkpoint, about_server
+from gossamer.engine.checkpoint import Checkpoint, about_server
 from gossamer.engine.events import CONFIG, PROJECT, LogReader
 from gossamer.engine.files import Damaged, check_text, opened, unseal, unseal_json
 from gossamer.engine.resuming import LOG, ROUNDS, SIZES, check_beside, judged
-from gossamer.engine.store import about_state, clients_in, round_folder, state_path, written_rounds
+from gossamer.engine.store import (
+    META,
+    SERVER,
+    about_state,
+    clients_in,
+    round_folder,
+    state_path,
+    written_rounds,
+)
 
 MESSAGES, FAILED = "messages.jsonl", "failed"
 
@@ -86,8 +94,9 @@ def others(folder: Path, known: Iterable[Path]) -> Iterator[Finding]:
     listed = set(known)
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if path.is_file() and path not in listed:
-            partial = path.suffix == ".partial"
-            what = "left by an interrupted write" if partial else "not a file of Gossamer's"
+            what = "not a file of Gossamer's"
+            if path.suffix == ".partial" or path.name == SERVER:
+                what = "of an unfinished write"
             yield Finding(path, what, ignored=True)
 
 

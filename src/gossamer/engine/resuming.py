@@ -13,7 +13,15 @@ from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Checkpoint, Unusable
 from gossamer.engine.events import CONFIG, LogReader
 from gossamer.engine.files import Damaged, content
-from gossamer.engine.store import clients_in, read_state, round_folder, state_path, written_rounds
+from gossamer.engine.store import (
+    META,
+    SERVER,
+    clients_in,
+    read_state,
+    round_folder,
+    state_path,
+    written_rounds,
+)
 from gossamer.wire import fingerprint
 
 LOG, ROUNDS, SIZES = "events.jsonl", "rounds", "sizes.json"
@@ -145,15 +153,12 @@ def lost_states(rounds: Path, saved: Checkpoint) -> dict[int, str]:
 
 def strays(out: Path, saved: Checkpoint) -> list[str]:
     """A sentence about files among the rounds that are none of the run's."""
-    rounds, known = out / ROUNDS, {"failed"}
-    odd = []
-    folders = {f"{number:06d}" for number in written_rounds(rounds)}
-    for path in sorted(rounds.iterdir()):
-        if path.name not in folders | known:
-            odd.append(path)
+    rounds = out / ROUNDS
+    known = {"failed", *(f"{number:06d}" for number in written_rounds(rounds))}
+    odd = [path for path in sorted(rounds.iterdir()) if path.name not in known]
     for number in written_rounds(rounds):
         folder = round_folder(rounds, number)
-        names = {checkpoint.SERVER, checkpoint.META, "local"}
+        names = {SERVER, META, "local"}
         odd += [path for path in sorted(folder.iterdir()) if path.name not in names]
         states = {state_path(rounds, client, number) for client in clients_in(folder / "local")}
         if (folder / "local").is_dir():

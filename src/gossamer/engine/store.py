@@ -2,12 +2,11 @@
 
 A state is stored under the round in which it was written, `rounds/000012/local/17.bin`. The state
 of a client at a checkpoint is its newest file up to that round, so an unfinished round leaves no
-trace. A file states its run, client and round, and has a checksum, which is checked when it is read.
+trace. A file states its run, client and round, and has a checksum that is checked when it is read.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from gossamer.engine.files import Damaged, private_folder, seal, unseal, write
 from gossamer.wire import load
 from gossamer.wire.schema import Types
 
+SERVER, META = "server.bin", "meta.json"
+"""The files of a checkpoint, the second written last."""
 MEMORY = 256 * 2**20
 """Bytes of client state kept in memory by default."""
 
@@ -85,7 +86,8 @@ class Store:
     def put(self, client: int, round: int, data: bytes) -> None:
         """Replaces a client's state; the old one stays until no checkpoint needs it."""
         path = self._path(client, round)
-        private_folder(path.parent)
+        for folder in (path.parent.parent, path.parent):
+            private_folder(folder)
         write(path, seal(data, about_state(self._run, client, round)))
         with self._lock:
             if client in self._written and self._written[client] != round:
@@ -129,8 +131,7 @@ class Store:
             path = self._path(client, old)
             path.unlink(missing_ok=True)
             for folder in (path.parent, path.parent.parent):
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
+                _drop_empty(folder)
         self._superseded = needed
         self._new.clear()
 
@@ -143,7 +144,7 @@ class Store:
         """
         for later in written_rounds(self._rounds):
             if later > round:
-                shutil.rmtree(round_folder(self._rounds, later))
+                _clear(round_folder(self._rounds, later))
         self.look(round, states)
         self._new = [path for path in self._new if path.exists()]
 
@@ -188,6 +189,21 @@ def read_state(rounds: Path, run: str, client: int, round: int) -> bytes:
         return unseal(state_path(rounds, client, round), about_state(run, client, round))
     except Damaged as problem:
         raise Damaged(f"what client {client} kept in round {round} is lost: {problem}") from None
+
+
+def _clear(folder: Path) -> None:
+    """Deletes the files of a round, the one that makes it a checkpoint first, but no others."""
+    for name in (META, f"{META}.partial", SERVER, f"{SERVER}.partial"):
+        (folder / name).unlink(missing_ok=True)
+    for client in list(clients_in(folder / "local")):
+        (folder / "local" / f"{client}.bin").unlink()
+    for each in (folder / "local", folder):
+        _drop_empty(each)
+
+
+def _drop_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def clients_in(folder: Path) -> Iterator[int]:

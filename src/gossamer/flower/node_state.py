@@ -54,7 +54,8 @@ class NodeState:
             The fingerprint of the new state.
         """
         place, name = self._place(run, client), fingerprint(data)
-        private_folder(place)
+        for folder in (self.folder, place.parent, place):
+            private_folder(folder)
         sealed = seal(data, {"kind": "kept", "run": run, "client": client, "round": round})
         write_atomically(place / f"{name}.bin", sealed, private=True)
         for path in place.glob("*.bin"):
@@ -78,7 +79,8 @@ class NodeState:
         """Remembers a schema."""
         path = self._schema(name)
         if not path.exists():
-            private_folder(path.parent)
+            for folder in (self.folder, path.parent):
+                private_folder(folder)
             plain = {"name": name, "schema": json.loads(schema)}
             write_atomically(path, seal_json(plain), private=True)
 

@@ -41,7 +41,7 @@ def read_run(folder: Path) -> Run:
         gathered.take(position, event)
     damage = _damage(reader, newest, settings)
     if not gathered.known and not text:
-        raise NoRun(f"{shown} has nothing to show: {'; '.join(notices)}")
+        raise NoRun(f"{shown} has nothing to show: {'; '.join([*notices, *damage])}")
     run = Run(
         folder=shown,
         started=gathered.started,
