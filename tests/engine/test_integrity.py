@@ -360,8 +360,8 @@ def test_a_sealed_file_is_read_only_as_what_it_is(tmp_path: Path) -> None:
 
 def test_an_object_with_a_changed_value_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(seal_json({"a": 0.1, "b": [1, 2]}))
-    assert unseal_json(path) == {"a": 0.1, "b": [1, 2]}
+    path.write_bytes(seal_json({"b": {9: [1], 10: [2]}, "a": 0.1}))
+    assert unseal_json(path) == {"b": {"9": [1], "10": [2]}, "a": 0.1}
     path.write_bytes(path.read_bytes().replace(b"0.1", b"0.2"))
     with pytest.raises(Damaged, match="checksum does not match"):
         unseal_json(path)

@@ -159,7 +159,7 @@ def unseal_json(path: Path) -> dict[str, Any]:
 
 
 def _checksum(plain: Mapping[str, Any]) -> str:
-    return fingerprint(json.dumps(plain, sort_keys=True).encode())
+    return fingerprint(json.dumps(plain).encode())  # in the order of the file
 
 
 def seal_text(text: str) -> str:
