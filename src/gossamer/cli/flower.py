@@ -233,8 +233,12 @@ def _finished(folder: Path) -> bool:
 
     settings = tomllib.loads((folder / "pyproject.toml").read_text())
     out = Path(settings["tool"]["flwr"]["app"]["config"]["out"])
-    log = engine.events.read(out / "events.jsonl") if (out / "events.jsonl").exists() else []
-    ended = bool(log) and log[-1]["event"] == "finished"
+    path = out / "events.jsonl"
+    reader = engine.events.LogReader(path)
+    log = [event for _, event in reader] if path.exists() else []
+    if reader.problem:
+        warn(reader.problem)
+    ended = bool(log) and log[-1]["event"] == "finished" and not reader.problem
     (say if ended else warn)(
         f"the run in {out} has finished"
         if ended

@@ -19,6 +19,7 @@ from gossamer.engine.events import (
     Measured,
     PrivacySpent,
     Sink,
+    StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
 
@@ -115,6 +116,8 @@ class Lines:
                 self._print()
             case ClientFailed():
                 self._stream.write(f"{failure(event, self._run)}\n")
+            case StateLost():
+                self._stream.write(f"{loss(event)}\n")
             case Finished():
                 self._stream.flush()
             case _:
@@ -161,6 +164,8 @@ class Live:
         if isinstance(event, ClientFailed):
             text = failure(event, self._run)
             self._screen.console.print(text, style="yellow", markup=False)
+        if isinstance(event, StateLost):
+            self._screen.console.print(loss(event), style="yellow", markup=False)
         if isinstance(event, Round | Evaluated):
             *figures, left = self._figures.parts()
             self._text.plain = " · ".join(figures)
@@ -180,6 +185,11 @@ def failure(event: ClientFailed, run: Path | None = None) -> str:
         return text
     command = f"gossamer replay {shlex.quote(str(run))}"
     return f"{text}; replay it with: {command} --round {event.round} --client {event.client}"
+
+
+def loss(event: StateLost) -> str:
+    """A lost state in one line."""
+    return f"client {event.client} lost what it kept before round {event.round}: {event.reason}"
 
 
 def display(rounds: int, title: str, run: Path | None = None) -> Sink:

@@ -245,7 +245,7 @@ class Conversations:
         client, command = visit.client, ""
         if failure.capsule is not None:
             folder = self.run.folder
-            replay.write(folder / "rounds", failure.capsule)
+            replay.write(folder / "rounds", failure.capsule, self.run.identity)
             where = shlex.quote(str(folder))
             command = f"gossamer replay {where} --round {number} --client {client.id}"
         if self.run.options.on_client_error == "stop":

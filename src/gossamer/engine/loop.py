@@ -14,14 +14,15 @@ from typing import Any
 from gossamer import fields
 from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
-from gossamer.engine import checkpoint
+from gossamer.engine import checkpoint, resuming
 from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, check_selection
-from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink
+from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
 from gossamer.engine.expected import Reply
+from gossamer.engine.files import notices, private_folder
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
 from gossamer.engine.privacy import Spent, guard
@@ -29,7 +30,7 @@ from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
-from gossamer.engine.summary import UNKNOWN, Summary, best, privacy_of, run_started
+from gossamer.engine.summary import UNKNOWN, Summary, best, environment, privacy_of, run_started
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
@@ -98,7 +99,8 @@ def start(
 
     Raises:
         ClientError: A client failed, and failures are not to be skipped.
-        checkpoint.Unusable: The folder cannot be continued.
+        checkpoint.Unusable: The folder is of another run, or is in use.
+        files.Damaged: Files of the run are damaged, and no older checkpoint helps.
     """
     _check(run)
     with ExitStack() as stack:
@@ -178,18 +180,27 @@ class _Loop:
     # the run -----------------------------------------------------------------------------------
 
     def open(self, resume: bool) -> None:
-        """Begins a run, or continues it from the newest checkpoint."""
-        folder = self.run.folder
-        saved = checkpoint.newest(folder / "rounds") if resume else None
+        """Begins a run, or continues it from the newest checkpoint: lock, check, then roll back."""
+        folder, identity = self.run.folder, self.run.identity
+        checkpoint.ready(folder, 0)
+        self.resources.enter_context(checkpoint.held(folder))
+        replaceable = getattr(self.run.method, "resend", None) is not None
+        found = resuming.find(folder, identity, replaceable) if resume else resuming.Found()
+        saved = found.saved
         self.load(saved)
         checkpoint.ready(folder, 3 * len(dump(self.state)) + 2**20)
-        self.resources.enter_context(checkpoint.held(folder))
-        (folder / "rounds").mkdir(exist_ok=True)
-        self.store = Store(folder / "rounds", record_types(self.run.method))
-        self.store.rollback(self.progress.round if saved else -1)
-        if saved is not None:
-            checkpoint.check_states(saved, folder, len(self.store.clients()))
-        self.log = EventLog(folder / "events.jsonl", saved.events if saved else 0)
+        for text in (*found.notices, *found.lost.values()):
+            notices.warning("%s", text)
+        self.beside = resuming.beside(folder)
+        private_folder(folder / "rounds")
+        self.store = Store(folder / "rounds", record_types(self.run.method), run=identity)
+        self.store.rollback(self.progress.round if saved else -1, saved.states if saved else {})
+        self.log = EventLog(
+            folder / "events.jsonl", *((saved.events, saved.chain) if saved else ())
+        )
+        for client, reason in found.lost.items():
+            self.store.forget(client)
+            self.emit(StateLost(self.progress.round, client, reason))
         spent = self.progress.privacy
         self.guard = guard(self.run, Spent(**spent) if spent else None)
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
@@ -208,7 +219,8 @@ class _Loop:
         if saved is None:
             self.state = self.run.method.init(self.server_ctx(0))
         else:
-            checkpoint.check_continues(saved, self.run.folder, self.run.identity)
+            for text in resuming.other_environment(saved, environment()):
+                notices.warning("%s", text)
             self.progress = saved.progress
             self.saved_round = saved.progress.round
             self.state = load(saved.server, record_types(self.run.method))
@@ -224,11 +236,11 @@ class _Loop:
             try:
                 self.round(self.progress.round + 1)
             except Abandoned:
-                self.store.rollback(self.progress.round)
+                self.rollback()
                 self.save()
                 return True
             except ClientError:
-                self.store.rollback(self.progress.round)
+                self.rollback()
                 self.save()
                 raise
             if self.due():
@@ -269,6 +281,8 @@ class _Loop:
         failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
         for reply in replies:
+            if reply.lost:
+                self.emit(StateLost(number, reply.client.id, reply.lost))
             if reply.event is not None:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
@@ -364,13 +378,20 @@ class _Loop:
             replace(self.progress, seconds=self.seconds()),
             dump(self.state),
             self.log.position,
-            len(self.store.clients()),
+            self.log.chain,
+            self.store.states(),
             self.run.identity,
+            self.beside,
+            environment(),
         )
         self.store.commit(checkpoint.save(self.run.folder / "rounds", saved, self.store.new()))
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - started
         self.saved_round = self.progress.round
+
+    def rollback(self) -> None:
+        """Drops what clients kept in a round that does not end."""
+        self.store.rollback(self.progress.round, self.store.states(self.progress.round))
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""

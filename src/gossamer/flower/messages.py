@@ -234,6 +234,21 @@ def read_answer(message: Message, run: str, request: Request) -> Answer:
     raise WireError("the answer is of no known kind")
 
 
+def lost_state(message: Message, kept: str) -> str:
+    """Why a client that trained did not begin with what it had kept; empty if it did.
+
+    Args:
+        message: The client's answer.
+        kept: The fingerprint of what it had kept; empty: nothing.
+    """
+    began = message.head.get("began") or ""
+    if message.kind != "done" or began == kept:
+        return ""
+    if began:
+        return "the client began with a state that the server does not know of"
+    return "the state is missing or damaged at the client's node"
+
+
 def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures | None]:
     """The figures of the clients that were asked for."""
     figures: dict[int, Figures | None] = {}

@@ -83,16 +83,17 @@ class Node:
         began = str(head["kept"]) if state is not None else ""
         request = Request(number, client, schema, message.body)
         answer = self._participant.answer(self._task, request, lambda: self._loaded(state))
-        return messages.answered(message, self._kept(run, client, answer, began), began)
+        return messages.answered(message, self._kept(run, request, answer, began), began)
 
-    def _kept(self, run: str, client: int, answer: Answer, began: str) -> Answer:
+    def _kept(self, run: str, request: Request, answer: Answer, began: str) -> Answer:
         """The answer as it leaves the node: with fingerprints in place of states."""
         match answer:
             case Completed() if answer.kept is not None:
-                name = self._state.put(run, client, answer.kept, began)
+                place = (run, request.client, request.round)
+                name = self._state.put(*place, answer.kept, began)
                 return replace(answer, kept=name.encode())
             case Failed(capsule=capsule) | MissingState(failure=Failed(capsule=capsule)) if capsule:
-                replay.write(self._folder / run, capsule)
+                replay.write(self._folder / run, capsule, run)
         return answer
 
     def _evaluate(self, message: Message) -> Message:

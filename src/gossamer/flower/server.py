@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,17 +12,21 @@ from gossamer import engine
 from gossamer.config import Config, enough
 from gossamer.core import Key
 from gossamer.engine import Run, Stop, Summary, checkpoint
-from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import PROJECT, Sink
+from gossamer.engine.files import (
+    private_folder,
+    seal_json,
+    seal_text,
+    unseal_json,
+    write_atomically,
+)
+from gossamer.engine.resuming import SIZES
 from gossamer.flower.carrier import Carrier
 from gossamer.flower.node import agreement
 from gossamer.flower.registration import Registry
 from gossamer.flower.remote_data import NodeData, RemoteData, alone
 from gossamer.flower.server_transport import Patience, ServerTransport
 from gossamer.wire import Mode
-
-SIZES = "sizes.json"
-"""Examples by client, as nodes reported them at the start, where only they know."""
 
 
 def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
@@ -93,31 +96,34 @@ def serve(
     """
     out = run.folder
     remote = run.federation if isinstance(run.federation, RemoteData) else None
-    sizes = _read_sizes(out) if remote else {}
+    sizes = read_sizes(out) if remote else {}
     if remote and sizes:
         run = replace(run, federation=remote.sized(sizes))
     registry = Registry.of(run.federation.pool, agreement(run), bool(remote and not sizes))
     transport = ServerTransport(carrier, registry, patience, now, rest)
     transport.gather()
-    if remote and not sizes:
-        run = replace(run, federation=remote.sized(registry.sizes))
-        _keep(out / SIZES, json.dumps(sorted(registry.sizes.items())))
-    if text:
-        _keep(out / PROJECT, text)
+    private_folder(out)
+    with checkpoint.held(out):
+        if remote and not sizes:
+            run = replace(run, federation=remote.sized(registry.sizes))
+            listed = {"sizes": sorted(registry.sizes.items())}
+            write_atomically(out / SIZES, seal_json(listed), private=True)
+        if text:
+            write_atomically(out / PROJECT, seal_text(text).encode(), private=True)
     options = replace(run.options, on_client_error="skip", checkpoint_every=1)
     return engine.start(
         replace(run, options=options, secret_noise=True),
         sinks=sinks,
         stop=stop,
-        resume=checkpoint.newest(out / "rounds") is not None,
+        resume=True,
         transport=transport,
     )
 
 
-def _keep(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+def read_sizes(out: Path) -> dict[int, int]:
+    """Examples by client, as nodes reported them at the start, where only they know.
 
-
-def _read_sizes(out: Path) -> dict[int, int]:
-    return dict(json.loads((out / SIZES).read_bytes())) if (out / SIZES).exists() else {}
+    Raises:
+        Damaged: The file is damaged.
+    """
+    return dict(unseal_json(out / SIZES)["sizes"]) if (out / SIZES).exists() else {}

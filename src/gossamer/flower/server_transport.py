@@ -7,11 +7,10 @@ same as in a simulation.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gossamer.accounting import Entry
@@ -20,6 +19,7 @@ from gossamer.engine.client import Abandoned, ClientError, Failed, Request
 from gossamer.engine.conversation import Conversation, Conversations, Visit
 from gossamer.engine.evaluate import Figures
 from gossamer.engine.expected import Reply
+from gossamer.engine.files import append
 from gossamer.fields import option
 from gossamer.flower import messages
 from gossamer.flower.carrier import Carrier, Incoming, Outgoing
@@ -306,11 +306,15 @@ class ServerTransport:
         except WireError as problem:
             return _fail(each, str(problem))
         self._explained.add(schema)
+        kept = (conversations.store.raw(each.request.client) or b"").decode()
         try:
             each.request = each.conversation.send(answer)
         except StopIteration as end:
             reply: Reply = end.value
-            return reply
+            lost = messages.lost_state(message, kept)
+            if lost:
+                log.warning("client %d lost what it kept: %s", each.request.client, lost)
+            return replace(reply, lost=lost)
         each.explained = False
         return None
 
@@ -354,8 +358,7 @@ class ServerTransport:
 
     def _journal(self, conversations: Conversations, line: Mapping[str, Any]) -> None:
         """Logs what concerns the transport alone to `messages.jsonl`, beside the event log."""
-        with (conversations.run.folder / "messages.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(conversations.run.folder / "messages.jsonl", line)
 
 
 def _fail(each: _Open, reason: str, sent: bool = True) -> Reply:
