@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -78,14 +78,19 @@ def alone(home: Path, what: str) -> Iterator[None]:
     """Nobody else uses a home directory of Flower's inside; what a killed process left is ended.
 
     Flower's processes start others, which outlive a killed parent for a while and hold the lock of
-    the run. They all know the home directory, which belongs to whoever has its lock.
+    the run. They all know the home directory, which belongs to whoever has its lock. Files that are
+    written inside are for their owner only.
     """
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(BlockingIOError), locked(home, wait=False):
+    before = os.umask(0o077)
+    with ExitStack() as stack:
+        stack.callback(os.umask, before)
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            stack.enter_context(locked(home, wait=False))
+        except BlockingIOError:
+            raise Refusal(f"{what} is running already, in another process here") from None
         end_leftovers(home)
         yield
-        return
-    raise Refusal(f"{what} is running already, in another process on this machine")
 
 
 def end_leftovers(home: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -79,7 +78,6 @@ def join(arguments: Sequence[str]) -> int:
     key = f"node-{options.node}"
     link = Link(host, int(port), security(options, (certs.CA, key, certs.OPERATOR_PUBLIC)))
     hashes = _hashes(options.trust, link)
-    os.umask(0o077)
     states = Path(options.states)
     home = states / f".flower-{options.node}"
     with alone(home, f"node {options.node} of {states}"):

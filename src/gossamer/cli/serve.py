@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -49,7 +48,6 @@ def serve(arguments: Sequence[str]) -> int:
         raise Refusal(f"{folder} is not a project; create one with `gossamer flower init {folder}`")
     certificates = security(options, (certs.CA, certs.SERVER, certs.OPERATOR_PUBLIC))
     link = Link(options.host, options.port, certificates, free_port())
-    os.umask(0o077)
     home = folder / ".flower"
     with alone(home, f"a server for {folder}"):
         await_silence(link)

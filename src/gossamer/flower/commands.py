@@ -166,6 +166,11 @@ def supernode(link: Link, member: Member, hashes: Sequence[str] = ()) -> list[st
     ]
 
 
+def build(project: Path) -> list[str]:
+    """Packs a project into a file in the working folder."""
+    return [_program("flwr"), "build", "--app", str(project.resolve())]
+
+
 def run(project: Path, nodes: int = 0, out: Path | None = None) -> list[str]:
     """Submits a project and follows its log.
 

@@ -9,15 +9,16 @@ body, and forwards the rest. Paths are looked up, never passed on.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import hashlib
 import json
+import socket
 import ssl
 import threading
-import time
 from base64 import b64decode
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -62,8 +63,6 @@ LONGEST = 1 << 30
 """Bytes of a request's body; a longer one is refused."""
 PATIENCE = 60.0
 """Seconds within which the SuperLink must answer."""
-STARTED = 20.0
-"""Seconds within which the front must listen."""
 PROTOBUF = "application/protobuf"
 
 
@@ -103,8 +102,14 @@ class Front:
             routes=[
                 Route("/health", self._health, methods=["GET"]),
                 Route("/v1/fleet/{call}", self._fleet, methods=["POST"]),
-            ]
+            ],
+            lifespan=self._lifespan,
         )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with self._client:
+            yield
 
     async def _health(self, request: Request) -> Response:
         return _passed(await self._send("GET", "/health"))
@@ -208,26 +213,33 @@ def facing(front: Front, link: Link) -> Iterator[None]:
     folder = link.certificates
     config = uvicorn.Config(
         front.app,
-        link.host,
-        link.port,
         log_config=None,
         access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=2,
         ssl_certfile=folder and folder / certs.SERVER,
         ssl_keyfile=folder and folder / certs.SERVER_KEY,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="front", daemon=True)
-    thread.start()
-    try:
-        until = time.monotonic() + STARTED
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > until:
-                raise OSError(f"cannot listen at {link.address}")
-            time.sleep(0.02)
-        yield
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(STARTED)
+    family = socket.AF_INET6 if ":" in link.host else socket.AF_INET
+    with socket.create_server((link.host, link.port), family=family) as listening:
+        work = _listen(server, listening)
+        thread = threading.Thread(target=lambda: asyncio.run(work), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+async def _listen(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Serves until it is told to stop, then drops the connections that nodes keep open."""
+    await server.serve([listening])
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0.1)  # in which the transports close
 
 
 def _passed(answer: httpx.Response) -> Response:

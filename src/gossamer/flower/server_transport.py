@@ -119,7 +119,7 @@ class ServerTransport:
                 present = self.registry.present(self.carrier.nodes())
                 raise TimeoutError(
                     f"{len(present)} of {wanted} clients came within {self.patience.gather:g} s; "
-                    f"{self.registry.absence(present)}; or use --gather or --min-present"
+                    f"{self.registry.absence(present)}; mend that, or use --gather or --min-present"
                 )
             self.rest(max(self.patience.poll, SLOWEST))
 

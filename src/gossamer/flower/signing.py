@@ -11,11 +11,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.flower import commands
 from gossamer.wire import fingerprint
 
 FILE = "signature.json"
@@ -41,11 +44,25 @@ def key_name(public: Path) -> str:
 
 
 def packed(project: Path) -> bytes:
-    """The app as `flwr run` packs it."""
-    from flwr.cli.build import build_fab_from_disk
+    """The app as `flwr run` packs it, byte for byte.
 
-    content: bytes = build_fab_from_disk(project)
-    return content
+    Raises:
+        ValueError: Flower does not take it for an app.
+    """
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as name:
+        folder = Path(name)
+        done = subprocess.run(
+            commands.build(project),
+            cwd=folder,
+            env=commands.environment(folder),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = list(folder.glob("*.fab"))
+        if done.returncode or len(found) != 1:
+            raise ValueError(f"{project} cannot be packed: {(done.stdout + done.stderr).strip()}")
+        return found[0].read_bytes()
 
 
 def sign(project: Path, private: Path) -> Signature:
