@@ -136,13 +136,13 @@ class Federation:
     What is killed can be started again.
     """
 
-    def __init__(self, folder: Path, *apps: Path) -> None:
+    def __init__(self, folder: Path, *apps: Path, nodes: int = NODES) -> None:
         self.folder, self.states = folder, folder / "states"
         self.certs, self.home = folder / "certs", folder / "home"
         self.home.mkdir(parents=True)
-        certs.make(self.certs, ["127.0.0.1"], NODES)
+        certs.make(self.certs, ["127.0.0.1"], nodes)
         self.signatures = [sign(app, self.certs / certs.OPERATOR) for app in apps]
-        port, inner, *self.ports = free_ports(2 + NODES)
+        port, inner, *self.ports = free_ports(2 + nodes)
         self.link = commands.Link("127.0.0.1", port, self.certs, inner)
         (self.home / "config.toml").write_text(commands.configuration(self.link))
         self.environment = commands.environment(self.home)
@@ -153,7 +153,7 @@ class Federation:
 
     def __enter__(self) -> Federation:
         try:
-            for index in range(NODES):
+            for index in range(len(self.ports)):
                 self.join(index)
             self.serve()
             for key in sorted(self.certs.glob("node-*.pub")):
@@ -176,14 +176,23 @@ class Federation:
         self.front.enter_context(facing(front, self.link))
         await_link(self.link, self.server)
 
-    def join(self, index: int) -> None:
+    def join(self, index: int, *more: object) -> None:
         how = ["--certs", self.certs, "--states", self.states, "--port", self.ports[index]]
-        words = ["join", self.link.address, "--node", index, "--nodes", NODES, *how]
+        words = [
+            "join",
+            self.link.address,
+            "--node",
+            index,
+            "--nodes",
+            len(self.ports),
+            *how,
+            *more,
+        ]
         self.nodes[index] = started(gossamer(*words), self.folder / f"node-{index}.log")
 
     def submit(self, folder: Path) -> None:
         log = self.folder / "runs.log"
-        self.runs.append(started(commands.run(folder, NODES), log, self.environment))
+        self.runs.append(started(commands.run(folder, len(self.ports)), log, self.environment))
 
     def kill_server(self) -> None:
         """With the runs that it carries."""

@@ -130,33 +130,33 @@ def test_of_all_that_flower_serves_only_fleet_and_health_are_forwarded(place: Pl
     assert {str(route.path) for route in fleet.routes} - passed == own
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/fleet/../control/start-run",
-        "/v1/fleet/..%2fcontrol%2fstart-run",
-        "/v1/fleet/%2e%2e/control/start-run",
-        "/v1/fleet//control/start-run",
-        "//v1/control/start-run",
-        "/V1/control/start-run",
-        "/health/../v1/control/start-run",
-        "/v1/fleet/get-run/../../control/start-run",
-        "/v1/fleet/get-run%00",
-        "http://127.0.0.1/v1/control/start-run",
-    ],
-)
-@pytest.mark.parametrize("more", ["", "transfer-encoding: chunked\r\n"])
-def test_no_spelling_of_a_path_leads_around_the_front(path: str, more: str, place: Place) -> None:
+SPELLINGS = [
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/..%2fcontrol%2fstart-run",
+    "/v1/fleet/%2e%2e/control/start-run",
+    "/v1/fleet//control/start-run",
+    "//v1/control/start-run",
+    "/V1/control/start-run",
+    "/health/../v1/control/start-run",
+    "/v1/fleet/get-run/../../control/start-run",
+    "/v1/fleet/get-run%00",
+    "http://127.0.0.1/v1/control/start-run",
+]
+
+
+def test_no_spelling_of_a_path_leads_around_the_front(place: Place) -> None:
     """Written to the socket as they are: a client would tidy them."""
     headers = "".join(f"{name}: {value}\r\n" for name, value in place.headers().items())
-    inner = "0\r\n\r\nPOST /v1/control/start-run HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
-    body = inner if more else ""
-    head = f"POST {path} HTTP/1.1\r\nhost: a\r\n{headers}{more}content-length: {len(body)}\r\n\r\n"
+    hidden = "0\r\n\r\nPOST /v1/control/start-run HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
     host, port = place.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as stream:
-        stream.sendall((head + body).encode())
-        first = stream.recv(65536).split(b"\r\n")[0]
-    assert first.split()[1] in (b"400", b"404", b"405")
+    for path in SPELLINGS:
+        for more, body in (("", ""), ("transfer-encoding: chunked\r\n", hidden)):
+            length = f"content-length: {len(body)}\r\n"
+            head = f"POST {path} HTTP/1.1\r\nhost: a\r\n{headers}{more}{length}\r\n"
+            with socket.create_connection((host, int(port)), timeout=5) as stream:
+                stream.sendall((head + body).encode())
+                first = stream.recv(65536).split(b"\r\n")[0]
+            assert first.split()[1] in (b"400", b"404", b"405"), path
     assert not SuperLink.asked
 
 
