@@ -206,8 +206,12 @@ def locate(name: str | Path) -> Path:
     raise FileNotFoundError(f"there is no configuration file {path}{hint}")
 
 
-def read(path: Path) -> Config:
+def read(path: Path, shipped: bool = False) -> Config:
     """Reads a configuration from a TOML file.
+
+    Args:
+        path: The file.
+        shipped: Whether the Python files that it names lie beside it.
 
     Raises:
         ValueError: the file is not TOML, or a value has the wrong type.
@@ -224,6 +228,8 @@ def read(path: Path) -> Config:
         _known(name, known, f"table in {path}")
         if name != "method" and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
+    if shipped:
+        _beside(path.resolve().parent, plain)
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -238,6 +244,14 @@ def read(path: Path) -> Config:
         _filled(Experiment(), plain.get("experiment", {}), "experiment"),
         _filled(Options(), plain.get("options", {}), "options"),
     )
+
+
+def _beside(folder: Path, plain: dict[str, Any]) -> None:
+    """Gives Python files that a configuration names the folder that they lie in."""
+    for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
+        place, colon, rest = str(table.get(name, "")).partition(":")
+        if colon and place.endswith(".py"):
+            table[name] = f"{folder / place}:{rest}"
 
 
 def find_method(name: str) -> AnyMethod:

@@ -40,7 +40,7 @@ def test_a_federation_of_processes_has_the_bits_of_a_simulation_and_outlives_its
     shared = ["--eval-every", 3, "--deadline", 300]
     first = Run(project(tmp_path / "fedavg", "fedavg", "--rounds", 2, *shared))
     second = Run(project(tmp_path / "spafl", "spafl", "--rounds", 3, *shared, "--min-replies", 4))
-    with Federation(tmp_path / "federation") as federation:
+    with Federation(tmp_path / "federation", first.folder, second.folder) as federation:
         for run in (second, first):
             federation.submit(run.folder)
         federation.until(lambda: first.over() and second.rounds() > 0)
@@ -82,7 +82,8 @@ def test_every_method_has_on_processes_the_bits_of_a_simulation(tmp_path: Path) 
     how = ["--rounds", 3, "--eval-every", 3, "--deadline", 300, "--min-replies", NODES]
     runs = {name: Run(project(tmp_path / name, name, *how)) for name in ALL}
     waiting, different = list(ALL), {}
-    with Federation(tmp_path / "federation") as federation:
+    apps = [run.folder for run in runs.values()]
+    with Federation(tmp_path / "federation", *apps) as federation:
         while waiting:
             batch, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
             for name in batch:
@@ -102,7 +103,7 @@ def test_twenty_rounds_in_which_nodes_and_the_server_are_killed(tmp_path: Path) 
     how = ["--rounds", ROUNDS, "--pool", 2 * NODES, "--eval-every", 5]
     run = Run(project(tmp_path / "app", "spafl", *how, "--deadline", 60, "--min-replies", 2))
     chance = random.Random(0)
-    with Federation(tmp_path / "federation") as federation:
+    with Federation(tmp_path / "federation", run.folder) as federation:
         federation.submit(run.folder)
         for number in range(3, ROUNDS, 3):
             federation.until(lambda: run.rounds() >= number)  # noqa: B023

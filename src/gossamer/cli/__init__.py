@@ -23,9 +23,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("gossamer.cli.data:partition", "show how data is divided among clients"),
     "check": ("gossamer.cli.check:check", "test your own method for conformance"),
     "cp": ("gossamer.cli.cp:cp", "copy a method to a file, to modify it"),
-    "flower": ("gossamer.cli.flower:flower", "create a Flower project, or certificates for one"),
-    "serve": ("gossamer.cli.flower:serve", "serve a Flower project on the network"),
-    "join": ("gossamer.cli.flower:join", "join a served federation as a node"),
+    "flower": (
+        "gossamer.cli.flower:flower",
+        "create a Flower project, its certificates and signature",
+    ),
+    "serve": ("gossamer.cli.serve:serve", "serve a Flower project on the network"),
+    "join": ("gossamer.cli.join:join", "join a served federation as a node"),
     "demo": ("gossamer.cli.demo:demo", "compare methods on embedded real data"),
 }
 

@@ -80,6 +80,17 @@ def register(seconds: float) -> Message:
     return Message({"kind": "register", "seconds": seconds})
 
 
+def notice(text: str, over: bool, seconds: float) -> Message:
+    """Tells a node something that its owner should read.
+
+    Args:
+        text: A sentence.
+        over: Whether it says that the run has ended.
+        seconds: How long it is of use.
+    """
+    return Message({"kind": "notice", "text": text, "over": over, "seconds": seconds})
+
+
 def train(request: Request, run: str, kept: str, explain: bool, seconds: float) -> Message:
     """Asks a client to train.
 
@@ -149,6 +160,11 @@ def registered(info: NodeInfo) -> Message:
     """Registers a node."""
     listed = [[client, examples] for client, examples in info.clients.items()]
     return Message({"kind": "registered", "clients": listed, "agreement": info.agreement})
+
+
+def noticed() -> Message:
+    """Confirms a notice."""
+    return Message({"kind": "noticed"})
 
 
 def explain() -> Message:

@@ -22,11 +22,16 @@ from gossamer.engine.evaluate import Evaluator, Figures
 from gossamer.engine.processor import one_torch_thread
 from gossamer.engine.run_record import Run
 from gossamer.engine.workers import Workers
-from gossamer.flower import messages
+from gossamer.flower import journal, messages
 from gossamer.flower.messages import Message, NodeInfo
 from gossamer.flower.node_state import NodeState
 from gossamer.flower.remote_data import NodeData, RemoteData
 from gossamer.wire import HEADER, Schema, WireError, fingerprint, load, record_types
+
+LONGEST_NOTICE = 1000
+"""Characters of what a server may say to a node's owner."""
+SHOWN = 3
+"""Metrics of a client that its node shows."""
 
 
 def agreement(run: Run) -> str:
@@ -36,6 +41,19 @@ def agreement(run: Run) -> str:
     parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire), run.dp)
     at_nodes = isinstance(run.federation, RemoteData | NodeData)
     return fingerprint(json.dumps([*parts, *counted, shapes, at_nodes], default=str).encode())
+
+
+def _told(number: int, client: int, answer: Answer) -> str:
+    """What a client did in a round, in one line."""
+    match answer:
+        case Completed(account=account):
+            figures = [f"{name} {value:.4g}" for name, value in sorted(account.metrics.items())]
+            did = f"trained on {account.examples} examples"
+            return f"round {number}: client {client} " + ", ".join([did, *figures[:SHOWN]])
+        case MissingState():
+            return f"round {number}: client {client} lacks {answer.what}, and asked for it"
+        case Failed():
+            return f"round {number}: client {client} failed in {answer.stage}: {answer.reason}"
 
 
 class Node:
@@ -64,6 +82,13 @@ class Node:
                     return self._train(message)
                 case "evaluate":
                     return self._evaluate(message)
+                case "notice":
+                    journal.note(
+                        self._folder,
+                        messages.plain(str(message.head.get("text", ""))[:LONGEST_NOTICE]),
+                        over=bool(message.head.get("over")),
+                    )
+                    return messages.noticed()
         raise WireError(f"a node cannot answer a message of the kind {message.kind[:80]!r}")
 
     def _register(self) -> Message:
@@ -83,6 +108,7 @@ class Node:
         began = str(head["kept"]) if state is not None else ""
         request = Request(number, client, schema, message.body)
         answer = self._participant.answer(self._task, request, lambda: self._loaded(state))
+        journal.note(self._folder, _told(number, client, answer))
         return messages.answered(message, self._kept(run, request, answer, began), began)
 
     def _kept(self, run: str, request: Request, answer: Answer, began: str) -> Answer:

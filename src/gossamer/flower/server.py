@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gossamer import engine
 from gossamer.config import Config, enough
 from gossamer.core import Key
 from gossamer.engine import Run, Stop, Summary, checkpoint
+from gossamer.engine.client import one_line
 from gossamer.engine.events import PROJECT, Sink
 from gossamer.engine.files import (
     private_folder,
@@ -22,10 +24,11 @@ from gossamer.engine.files import (
 )
 from gossamer.engine.resuming import SIZES
 from gossamer.flower.carrier import Carrier
+from gossamer.flower.journal import noted
 from gossamer.flower.node import agreement
 from gossamer.flower.registration import Registry
 from gossamer.flower.remote_data import NodeData, RemoteData, alone
-from gossamer.flower.server_transport import Patience, ServerTransport
+from gossamer.flower.server_transport import Patience, ServerTransport, log
 from gossamer.wire import Mode
 
 
@@ -101,23 +104,46 @@ def serve(
         run = replace(run, federation=remote.sized(sizes))
     registry = Registry.of(run.federation.pool, agreement(run), bool(remote and not sizes))
     transport = ServerTransport(carrier, registry, patience, now, rest)
-    transport.gather()
-    private_folder(out)
-    with checkpoint.held(out):
-        if remote and not sizes:
-            run = replace(run, federation=remote.sized(registry.sizes))
-            listed = {"sizes": sorted(registry.sizes.items())}
-            write_atomically(out / SIZES, seal_json(listed), private=True)
-        if text:
-            write_atomically(out / PROJECT, seal_text(text).encode(), private=True)
-    options = replace(run.options, on_client_error="skip", checkpoint_every=1)
-    return engine.start(
-        replace(run, options=options, secret_noise=True),
-        sinks=sinks,
-        stop=stop,
-        resume=True,
-        transport=transport,
-    )
+    with noted(log, out), _reported(transport):
+        transport.gather()
+        private_folder(out)
+        with checkpoint.held(out):
+            if remote and not sizes:
+                run = replace(run, federation=remote.sized(registry.sizes))
+                listed = {"sizes": sorted(registry.sizes.items())}
+                write_atomically(out / SIZES, seal_json(listed), private=True)
+            if text:
+                write_atomically(out / PROJECT, seal_text(text).encode(), private=True)
+        options = replace(run.options, on_client_error="skip", checkpoint_every=1)
+        summary = engine.start(
+            replace(run, options=options, secret_noise=True),
+            sinks=sinks,
+            stop=stop,
+            resume=True,
+            transport=transport,
+        )
+        transport.farewell(_ending(summary))
+    return summary
+
+
+@contextmanager
+def _reported(transport: ServerTransport) -> Iterator[None]:
+    """Logs why a run stops, and tells the nodes."""
+    try:
+        yield
+    except Exception as problem:
+        log.error("the run stops: %s", one_line(problem))
+        transport.farewell("the server stopped the run with an error; its operator knows more")
+        raise
+
+
+def _ending(summary: Summary) -> str:
+    """How a run ended, for the owners of nodes."""
+    if summary.interrupted:
+        return f"the run was interrupted after round {summary.rounds}; it can be resumed"
+    known = {"accuracy": summary.accuracy["global"], "personal": summary.accuracy["personal_mean"]}
+    figures = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
+    return ", ".join([f"the run has finished after {summary.rounds} rounds", *figures])
 
 
 def read_sizes(out: Path) -> dict[int, int]:
