@@ -206,7 +206,7 @@ def _show(lines: Mapping[Line, Bits]) -> None:
                 rows.append((*line, cost_of_line.messages, *_columns(cost_of_line)))
                 total += cost_of_line
         rows.append((direction, "", "total", "", *_columns(total)))
-    say(table(rows, HEADER))
+    say(table(rows, HEADER, keys=3, optional=("messages",)))
 
 
 def _rounds(log: Sequence[Mapping[str, Any]]) -> str:
