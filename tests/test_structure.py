@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MOST_PARAMETERS = 8
-MOST_FILES = 25
+MOST_FILES = 28
 """That a message of a FedAvg round passes through."""
 LONG = {"spafl", "flash", "fedsparse", "prunefl", "fedtiny"}
 """Methods whose papers have variants or ablations of their own."""

@@ -160,7 +160,9 @@ def test_failures_are_told(tmp_path: Path) -> None:
     failed = {"event": "client-failed", "round": 1, "client": 3, "stage": "step", "reason": "no"}
     folder = change(write_run(tmp_path / "a"), lambda log: log.insert(5, failed))
     run = read_run(folder)
-    assert run.failed == 1 and "1 reply was dropped" in run.notices[0]
+    assert run.failed == 1 and "1 reply was dropped, of client 3 (see" in run.notices[0]
+    folder = change(write_run(tmp_path / "b"), lambda log: log.extend([failed, failed]))
+    assert "2 replies were dropped, of client 3 (2) (see" in read_run(folder).notices[-1]
 
 
 VALUES = st.recursive(

@@ -51,7 +51,7 @@ def test_a_reply_is_measured_field_by_field() -> None:
     down = Down({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0])})
     moved = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([16.0])}
     up = Up(moved, {"a": torch.tensor([6.0, 8.0])}, -0.5)
-    measured = limits.size(Exchange(Client(0, 1), down, up))
+    (measured,) = limits.measured([Exchange(Client(7, 1), down, up)]).values()
     assert measured.changes == {"Up.params": 5.0, "Up.gradients": 10.0, "Up.score": 0.5}
     # What has no counterpart in the request is compared with all of it.
     assert measured.sent == {"Up.params": 13.0, "Up.gradients": 13.0, "Up.score": 13.0}

@@ -19,7 +19,7 @@ from gossamer.engine.expected import Replies, Reply, refusal
 from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.trust import limits
-from gossamer.trust.limits import Norms, Size
+from gossamer.trust.limits import Norms
 from gossamer.wire import WireError
 
 PASSES = 10_000
@@ -121,9 +121,7 @@ class Merging:
         limit = self.run.options.reply_limit
         if not limit or self.guard:  # clipped anyway; what others sent must not decide
             return recent
-        sizes: dict[int, Size] = {}
-        for exchange in self.read(replies, self.refused):
-            sizes[exchange.client.id] = limits.size(exchange)
+        sizes = limits.measured(self.read(replies, self.refused))
         reasons = limits.outside(sizes, recent, limit)
         for reply in replies:
             if reply.client.id in reasons:

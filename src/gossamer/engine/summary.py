@@ -169,7 +169,9 @@ def privacy_of(run: Run, spent: Mapping[str, Any] | None) -> dict[str, Any] | No
 
 def run_started(run: Run) -> Started:
     """The first event of a run."""
-    layout = run.task.layout
+    layout, facts = run.task.layout, dict(run.federation.describe())
+    if run.capped:
+        facts["weighted as"] = {str(client): most for client, most in run.capped.items()}
     return Started(
         schema=SCHEMA,
         method=run.name,
@@ -177,7 +179,7 @@ def run_started(run: Run) -> Started:
         rounds=run.rounds,
         seed=run.key.seed,
         pool=len(run.federation.pool),
-        data=dict(run.federation.describe()),
+        data=facts,
         parameters=layout.count,
         prunable=layout.total("count", layout.prunable),
         environment=environment(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from gossamer.engine.resuming import ROUNDS, judged
 from gossamer.report.kept import read_kept
 from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line, NoRun, Run, number
 
+NAMED = 10
+"""Clients with dropped replies that a notice names, at most."""
 METRICS = ("client_mismatch", "zeros")
 """What methods say of their state that reports and tables show."""
 
@@ -133,6 +136,8 @@ class _Gathered:
         self.histogram: Sequence[int] = ()
         self.failed = 0
         self.lost = 0
+        self.dropped: Counter[int] = Counter()
+        """Replies that were left out, by client."""
         self.known = 0
         self._unknown: dict[str, int] = {}
         self._odd: list[int] = []
@@ -190,6 +195,8 @@ class _Gathered:
     def _failure(self, event: dict[str, Any]) -> None:
         _place(event)
         self.failed += 1
+        if isinstance(client := event.get("client"), int):
+            self.dropped[client] += 1
         if sent := number(event.get("down")):
             sums = self.sums.setdefault(("down", LOST, "all"), [0.0] * 4)
             for place, value in ((0, 1), (1, sent), (3, number(event.get("paper_down")) or 0.0)):
@@ -255,6 +262,15 @@ def _place(event: dict[str, Any]) -> int:
     return place
 
 
+def _whose(dropped: Counter[int]) -> str:
+    """The clients whose replies were left out, the most frequent first."""
+    if not dropped:
+        return ""
+    most = [f"{id} ({count})" if count > 1 else f"{id}" for id, count in dropped.most_common(NAMED)]
+    names = ", ".join(most) + ", ..." * (len(dropped) > NAMED)
+    return f", of client {names}" if len(dropped) == 1 else f", of clients {names}"
+
+
 def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
     """Sentences about a run that is unfinished or has failures."""
     if not gathered.known:
@@ -264,7 +280,7 @@ def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
         yield f"the run is at round {run.done}{of}: it is still running, or was stopped"
     if run.failed:
         replies = "1 reply was" if run.failed == 1 else f"{run.failed} replies were"
-        yield f"{replies} dropped (see `client-failed` in the log)"
+        yield f"{replies} dropped{_whose(gathered.dropped)} (see `client-failed` in the log)"
     if gathered.lost:
         states = "1 state" if gathered.lost == 1 else f"{gathered.lost} states"
         yield f"{states} of clients got lost (see `state-lost` in the log)"

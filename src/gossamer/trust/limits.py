@@ -42,16 +42,32 @@ class Size:
     sent: Mapping[str, float]
 
 
-def size(exchange: Exchange[Any, Any]) -> Size:
-    """The norms of a reply, by fields such as `Update.model.values`."""
+def measured(exchanges: Iterable[Exchange[Any, Any]]) -> dict[int, Size]:
+    """The norms of replies, by client; a request that several were sent is read once."""
+    sizes: dict[int, Size] = {}
+    down, sent = None, dict[str, float]()
+    for exchange in exchanges:
+        if exchange.down is not down:
+            down, sent = exchange.down, _squares(exchange.down)
+        sizes[exchange.client.id] = size(exchange, sent)
+    return sizes
+
+
+def size(exchange: Exchange[Any, Any], sent: Mapping[str, float]) -> Size:
+    """The norms of a reply, by fields such as `Update.model.values`.
+
+    Args:
+        exchange: What was sent to a client, and its reply.
+        sent: The squared norms of what was sent, by field.
+    """
     kind = type(exchange.up).__name__
     squares: dict[str, float] = {}
     for place, part in change(exchange).items():
         field = place.partition("[")[0]
-        squares[field] = squares.get(field, 0.0) + float(part.square().sum())
+        numbers = part.flatten()
+        squares[field] = squares.get(field, 0.0) + float(numbers @ numbers)
     for field, value in _scalars(exchange.up):
         squares[field] = squares.get(field, 0.0) + value**2
-    sent = _squares(exchange.down)
     whole = math.fsum(sent.values())
     return Size(
         {f"{kind}.{field}": _root(square) for field, square in squares.items()},
@@ -174,13 +190,14 @@ def _squares(record: object) -> dict[str, float]:
         field = path.partition("[")[0]
         for tensor in _tensors(leaf):
             if tensor.is_floating_point():
-                squares[field] = squares.get(field, 0.0) + float(tensor.double().square().sum())
+                numbers = tensor.double().flatten()
+                squares[field] = squares.get(field, 0.0) + float(numbers @ numbers)
     return squares
 
 
 def _tensors(record: object) -> list[Tensor]:
     """The tensors of a record, apart from masks."""
-    found = []
+    found: list[Tensor] = []
     for leaf in flatten(record):
         if isinstance(leaf, Packed):
             found += leaf.values.values()

@@ -17,7 +17,8 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     """Completes a class whose field or property `pure` is such a method.
 
     Every function of a method that the class does not define is that of `self.pure`, and so are the
-    accounting and a merge that is no mean. Where a class of variants of FedAvg defines no `down`, it has
+    accounting and the note on a merge that is no mean. Where a class of variants of FedAvg defines
+    no `down`, it has
 
         def down(self, ctx, state, client):
             return self.pure.down(ctx, state, client)
