@@ -119,8 +119,8 @@ class PrivacySpent:
     """What clients have given away after a round, under `--dp`."""
 
     round: int
-    epsilon: float
-    """Of the whole run so far; null without noise."""
+    epsilon: float | None
+    """Of the whole run so far; None without noise."""
     delta: float
     clip: float
     """The largest norm of a client's change in this round."""

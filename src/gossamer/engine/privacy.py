@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +72,7 @@ class Guard:
         clip, self.spent = spent.clip, replace(spent, clip=self._next_clip, epsilon=epsilon)
         return PrivacySpent(
             round=number,
-            epsilon=epsilon,
+            epsilon=epsilon if math.isfinite(epsilon) else None,
             delta=spec.delta,
             clip=clip,
             noise=accountant.noise,

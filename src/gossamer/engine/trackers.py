@@ -30,7 +30,8 @@ def scalars(event: Event) -> dict[str, float]:
                 **{f"train/{name}": value for name, value in event.metrics.items()},
             }
         case PrivacySpent():
-            return {"privacy/epsilon": event.epsilon, "privacy/clip": event.clip}
+            spent = {"privacy/epsilon": event.epsilon, "privacy/clip": event.clip}
+            return {name: value for name, value in spent.items() if value is not None}
         case Measured():
             measured = {
                 # Not `density` alone: that is what clients declared, in the same round.

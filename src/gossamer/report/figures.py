@@ -61,6 +61,7 @@ def figures(run: Run, accuracy: str) -> dict[str, float | None]:
         "paper": None if paper_up is None or paper_down is None else paper_up + paper_down,
         "flops": last(run.curve("flops")),
         "device_seconds": last(run.curve("device_seconds")),
+        "epsilon": last(run.curve("epsilon")),
         "rounds": run.done,
     }
 

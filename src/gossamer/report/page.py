@@ -125,7 +125,7 @@ def _html(
         rows=summary,
         accuracy=accuracy,
         accuracies={name: text for name, text in ACCURACIES.items() if _has(data, name)},
-        charts=_charts(data),
+        charts={**_charts(data), "epsilon": any(run.curve("epsilon") for run in runs)},
         ledger=[(group, _ledger(group)) for group in groups if _ledger(group)],
         partitions=drawn,
         differing=differing([group.first for group in groups]),

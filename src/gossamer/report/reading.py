@@ -147,6 +147,7 @@ class _Gathered:
             "client-failed": self._failure,
             "state-lost": self._lose,
             "round-finished": self._round,
+            "privacy-spent": self._spend,
             "measured": self._measure,
             "arithmetic-chosen": lambda event: None,
             "evaluated": self._evaluate,
@@ -213,6 +214,9 @@ class _Gathered:
             if kind == "sensitivity" and layer and number(value) is not None:
                 curves = self.layers.setdefault(layer, {})
                 curves.setdefault("sensitivity", {})[place] = value
+
+    def _spend(self, event: dict[str, Any]) -> None:
+        self._put(event, ("epsilon",))
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         self._put(event, EVALUATED)

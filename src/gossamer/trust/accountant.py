@@ -100,7 +100,8 @@ def _epsilon(asked: Accountant, releases: int, delta: float) -> float:
         counted = library.pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE, STEP)
     else:
         event = library.GaussianDpEvent(asked.noise / 2)
-        counted = library.pld.PLDAccountant(relation.REPLACE_ONE, STEP)
+        # The noise is halved here, so the library must not do it again for replaced clients.
+        counted = library.pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE, STEP)
     counted.compose(event, releases)
     return float(counted.get_epsilon(delta))
 
