@@ -254,7 +254,6 @@ REFUSED = {
     "compare fedavg --clients 50 --pool 6 --data synthetic": "50 clients per round asked for",
     "compare --resume nowhere": "nowhere holds no comparison",
     "compare fedavg --resume nowhere": "continues the comparison in a folder; name no methods",
-    "compare --resume damaged": "is damaged; repeat the command that started the comparison",
 }
 
 
@@ -263,11 +262,16 @@ def test_what_is_wrong_is_said_before_anything_is_run(gossamer: Command, command
     for name, rounds, more in (("a", 2, ""), ("b", 3, ""), ("c", 2, 'partition = "iid"')):
         text = FILE.format(method="fedavg", rounds=rounds, more=more)
         Path(f"{name}.toml").write_text(text)
-    Path("damaged").mkdir()
-    Path("damaged/comparison.json").write_text('{"runs": [')
     found = gossamer(*command.split())
     assert found.code == 2 and REFUSED[command] in found.err, found.err
     assert not Path("runs").exists()
+
+
+def test_a_damaged_list_of_runs_is_named(gossamer: Command) -> None:
+    Path("damaged").mkdir()
+    Path("damaged/comparison.json").write_text('{"runs": [')
+    found = gossamer("compare", "--resume", "damaged")
+    assert found.code == 1 and "damaged/comparison.json is damaged; repeat the command" in found.err
 
 
 def test_a_failing_client_stops_the_comparison_which_can_go_on(gossamer: Command) -> None:

@@ -189,7 +189,7 @@ def test_a_state_newer_than_its_checkpoint_says_is_not_used(
     shutil.copytree(folders.stopped, tmp_path / "run")
     saved = checkpoint.newest(tmp_path / "run/rounds")
     assert saved is not None
-    client, written = next((each for each in saved.states.items() if each[1] < 4))
+    client, written = next(each for each in saved.states.items() if each[1] < 4)
     source = tmp_path / f"run/rounds/{written:06d}/local/{client}.bin"
     shutil.copy(source, tmp_path / f"run/rounds/000004/local/{client}.bin")
     assert settled(tmp_path / "run", Path("rounds"), folders) == "cured"
