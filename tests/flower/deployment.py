@@ -148,6 +148,7 @@ class Federation:
         self.environment = commands.environment(self.home)
         self.server: subprocess.Popen[bytes] | None = None
         self.front = ExitStack()
+        self.more: list[str] = []  # options of the nodes
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.runs: list[subprocess.Popen[bytes]] = []
 
@@ -176,7 +177,7 @@ class Federation:
         self.front.enter_context(facing(front, self.link))
         await_link(self.link, self.server)
 
-    def join(self, index: int, *more: object) -> None:
+    def join(self, index: int) -> None:
         how = ["--certs", self.certs, "--states", self.states, "--port", self.ports[index]]
         words = [
             "join",
@@ -186,7 +187,7 @@ class Federation:
             "--nodes",
             len(self.ports),
             *how,
-            *more,
+            *self.more,
         ]
         self.nodes[index] = started(gossamer(*words), self.folder / f"node-{index}.log")
 

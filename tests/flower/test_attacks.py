@@ -108,6 +108,7 @@ def test_strangers_hostile_nodes_and_hostile_servers_run_nothing(tmp_path: Path)
     app = evil(tmp_path / "evil", marks)
     federation = Federation(tmp_path / "federation", honest.folder, nodes=1)
     federation.signatures.append(forged(app, federation))
+    federation.more = ["--trust", "none"]
     with federation:
         federation.submit(honest.folder)
         _stranger(federation, tmp_path / "stranger", app)

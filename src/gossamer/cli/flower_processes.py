@@ -97,7 +97,7 @@ def end_leftovers(home: Path) -> None:
     """Kills the processes whose home directory this is; needs a Linux-like /proc."""
     found = leftovers(home)
     if found:
-        warn(f"ends {len(found)} processes that were left behind when their parent was killed")
+        warn(f"ends what a killed process left behind: processes {', '.join(map(str, found))}")
     until = time.monotonic() + SILENT
     while found and time.monotonic() < until:
         for process in found:

@@ -151,8 +151,8 @@ def _stay(options: argparse.Namespace, link: Link, member: Member, hashes: list[
     watch = _Watch(
         link, Tail(member.states / f"node-{member.index}" / journal.FILE), Tail(home / LOG)
     )
-    watch.look()
-    watch.over, watch.reason = False, ""
+    for tail in (watch.notes, watch.log):  # what happened before is not shown again
+        tail.read()
     until, told = time.monotonic() + options.wait, ""
     with warm_worker() as worker:
         member = replace(member, worker=worker.path if worker else None)

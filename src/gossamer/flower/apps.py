@@ -129,7 +129,7 @@ class GridCarrier:
             return []
         self._looked, started = self._now(), self._started()
         return [
-            Incoming(id, None, f"node {each.node} was restarted")
+            Incoming(id, None, "its node was restarted")
             for id, each in sent.items()
             if started.get(each.node, each.started) != each.started
         ]

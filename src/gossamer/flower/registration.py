@@ -81,13 +81,14 @@ class Registry:
         Returns:
             Why the node is refused; empty if it is not.
         """
+        who = name or f"node {node}"
         if answer.message is None:
-            log.warning("node %d did not register: %s", node, answer.reason)
+            log.warning("%s did not register: %s", who, answer.reason)
             return ""
         try:
             info = messages.read_registered(answer.message)
         except WireError as problem:
-            log.warning("node %d is refused: %s", node, problem)
+            log.warning("%s is refused: %s", who, problem)
             self._clients[node] = frozenset()
             return str(problem)
         reason = _mismatch(info.clients, name, nodes)
@@ -104,8 +105,7 @@ class Registry:
             elif examples != (wanted := self._wanted(client, examples)):
                 reason = reason or f"client {client} has {examples} examples, not {wanted}"
         if reason:
-            log.warning("node %d is refused: %s", node, reason)
-            who = f"node {node}" + f" ({name})" * bool(name)
+            log.warning("%s is refused: %s", who, reason)
             self._refused |= dict.fromkeys(info.clients, f"{who} is refused: {reason}")
             self._clients[node] = frozenset()
             return reason
@@ -113,7 +113,7 @@ class Registry:
         self.sizes |= info.clients
         for client in info.clients:
             self._refused.pop(client, None)
-        log.info("node %d hosts clients %s", node, _listed(sorted(info.clients)))
+        log.info("%s hosts clients %s", who, _listed(sorted(info.clients)))
         return ""
 
     def _wanted(self, client: int, reported: int) -> int:
