@@ -178,7 +178,7 @@ const Parts = (() => {
     return all.length ? 10 ** Math.floor(Math.log10(extent(all)[0]) + 1e-9) : undefined;
   }
 
-  const TICKS = 5;
+  const TICKS = 7;
   const PADDING = 0.04;
   const FLATTEST = 0.02; // the least height of an axis of accuracies: two points
   const LATE = 5; // points that must remain of every curve whose rise is left out
