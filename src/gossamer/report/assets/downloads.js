@@ -81,13 +81,29 @@ const Downloads = (() => {
     return drawn.length > 1 ? { svg, height: y + LEGEND.line + 8 } : { svg: "", height: 0 };
   }
 
+  // What is on the page in the title above a chart.
+  const HEIGHTS = {
+    global_accuracy: "accuracy, global model", personal_mean: "accuracy, personal models",
+    local_mean: "accuracy, clients’ own models", personal_worst_decile: "accuracy, worst decile of clients",
+    density: "density", mismatch: "mask mismatch with the previous round", client_mismatch: "mask mismatch between clients",
+  };
+
+  /** The option of a chart whose vertical axis has a name, as it has no title. */
+  function named(view, name, which) {
+    const option = Charts.option(view, name, which);
+    const wish = Charts.wishes[name];
+    const text = wish ? HEIGHTS[wish(view).y] : name === "histogram" ? "share of clients" : "";
+    if (text) Object.assign(option.yAxis, { name: text, nameGap: 40 });
+    return option;
+  }
+
   /** A chart on white paper, with the names of its runs. */
   function image(view, { name, which, whole }) {
     const width = whole ? SIZE.whole : SIZE.width;
     const wide = { ...view, width };
     const height = Charts.heights[name] ? Charts.heights[name](wide, which) : SIZE.height;
     const chart = echarts.init(null, null, { renderer: "svg", ssr: true, width, height });
-    chart.setOption(Charts.option(wide, name, which));
+    chart.setOption(named(wide, name, which));
     const inside = chart.renderToSVGString().replace(/^<svg[^>]*>/, "").replace(/<\/svg>\s*$/, "");
     chart.dispose();
     const above = name === "partition" ? { svg: "", height: 0 } : legend(view, width);

@@ -178,9 +178,10 @@ const Parts = (() => {
     return all.length ? 10 ** Math.floor(Math.log10(extent(all)[0]) + 1e-9) : undefined;
   }
 
-  const TICKS = 5;
+  const TICKS = 7;
   const PADDING = 0.04;
   const FLATTEST = 0.02; // the least height of an axis of accuracies: two points
+  const LATE = 5; // points that must remain of every curve whose rise is left out
 
   /** Round figures from `least` to `most`: what ECharts needs to know of an axis. */
   function ticks(least, most) {
@@ -206,7 +207,7 @@ const Parts = (() => {
     if (!known.length) return { min: 0, max: 1 };
     const all = extent(known.flatMap((rows) => rows.flatMap(ends)));
     const end = extent(known.flatMap((rows) => late(rows).flatMap(ends)));
-    const flat = end[1] - end[0] < 0.5 * (all[1] - all[0]);
+    const flat = end[1] - end[0] < 0.5 * (all[1] - all[0]) && known.every((rows) => late(rows).length >= LATE);
     const [least, most] = range === "late" || (range === "auto" && flat) ? end : all;
     const margin = Math.max(PADDING * (most - least), (FLATTEST - (most - least)) / 2);
     return ticks(Math.max(0, least - margin), Math.min(1, most + margin));
