@@ -221,9 +221,7 @@ def plan_of(module: nn.Module, shape: tuple[int, ...]) -> tuple[Layout, Plan]:
     return layout, Plan.of(kernels, module, layout)
 
 
-def draw(
-    layout: Layout, density: float, seed: int = 0, scale: float = 0.5
-) -> tuple[Params, Masks]:
+def draw(layout: Layout, density: float, seed: int = 0, scale: float = 0.5) -> tuple[Params, Masks]:
     """Random parameters of every kind, positive variances, and masks of all layers."""
     generator = torch.Generator().manual_seed(seed)
     params, masks = {}, {}
