@@ -161,7 +161,7 @@ class ArithmeticChosen:
     reason: str
     """Why torch computes everything; empty if the kernels can run the model."""
     layers: Mapping[str, str]
-    """For every layer `torch`, `native sparse` or `native dense`."""
+    """For every layer `torch`, `native sparse`, `native dense` or `native tiles`."""
 
 
 @dataclass(frozen=True)
