@@ -208,7 +208,9 @@ class Participant:
             )
             message.check()
             stage.append("encode")
-            reply = own_noise(run, ctx, request.client, received, done.result.up)
+            reply = done.result.up
+            if run.dp:
+                reply = own_noise(run, ctx, request.client, received, reply)
             schema = Schema.of(reply)
             up = write(reply, schema, run.wire, received, run.options.ledger)
             account = self._account(ctx, done, up, reply)

@@ -204,6 +204,7 @@ class _Loop:
         spent = self.progress.privacy
         self.guard = guard(self.run, Spent(**spent) if spent else None)
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
+        self.pool = self.run.pool
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
@@ -304,7 +305,7 @@ class _Loop:
         Returns:
             The replies in the order of client ids, and those that were refused.
         """
-        method, pool = self.run.method, self.run.pool
+        method, pool = self.run.method, self.pool
         chosen = self.guard.cohort(ctx, pool) if self.guard else None
         if chosen is None:
             chosen = method.cohort(ctx, self.state, pool)

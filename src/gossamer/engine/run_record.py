@@ -50,6 +50,8 @@ class Run:
     """How the method's paper counts bits."""
     network: Network | None = field(init=False)
     """The network and device that times are computed for, if any."""
+    rule: Rule | None = field(init=False)
+    """How replies are averaged; None: by their mean."""
 
     def __post_init__(self) -> None:
         network = self.options.network
@@ -57,6 +59,7 @@ class Run:
             "name": self.name or type(self.method).__name__.lower(),
             "accounting": getattr(self.method, "accounting", Accounting()),
             "network": Network.parse(network) if network else None,
+            "rule": aggregation.parse(self.options.aggregate),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -127,11 +130,6 @@ class Run:
         """The examples of clients whose claims are capped; empty where sizes are known."""
         claimed = getattr(self.federation, "claimed", False)
         return capped(self.federation.pool, self.options.weight_cap) if claimed else {}
-
-    @cached_property
-    def rule(self) -> Rule | None:
-        """How replies are averaged; None: by their mean."""
-        return aggregation.parse(self.options.aggregate)
 
     @cached_property
     def label(self) -> str:
