@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer import Client, Exchange, Key, Params, fields
-from gossamer.accounting import Entry
+from gossamer.accounting import FLOPS, Entry
 from gossamer.engine import Options, events
 from gossamer.engine.acceptance import METRICS, bounded
 from gossamer.engine.checkpoint import newest
@@ -25,7 +25,7 @@ from gossamer.engine.workers import Threads, Workers
 from gossamer.trust import limits
 from gossamer.trust.limits import ALLOWED, RECENT, Size
 from gossamer.wire import Schema, WireError, decode, encode
-from helpers import Toy, fedavg, linear, lines
+from helpers import Toy, fedavg, linear, lines, mlp
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,15 @@ def test_a_claim_out_of_bounds_is_refused_with_the_number(
     assert bounded(run, client, account()) == account()
     with pytest.raises(WireError, match=reason):
         bounded(run, client, account(**claims))
+
+
+@pytest.mark.parametrize("model", FLOPS)
+@pytest.mark.parametrize("epochs", [0.3, 1.0, 2.5])
+def test_no_honest_count_of_flops_is_refused(model: Any, epochs: float) -> None:
+    method = fields.replace(fedavg(2), {"epochs": epochs})
+    options = Options(workers=1, flops_model=model, on_client_error="stop")
+    done = start(Run(method, mlp(), Toy(2), rounds=1, options=options))
+    assert done.failed == 0 and done.cost.flops > 0
 
 
 def test_metrics_that_are_not_finite_are_left_out() -> None:

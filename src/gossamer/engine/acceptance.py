@@ -43,7 +43,7 @@ def bounded(run: Run, client: Client, account: Account) -> Account:
         )
     if not 0 <= account.density <= 1:
         raise WireError(f"a density of {account.density:g} is claimed")
-    most = _most_flops(run, account.examples, account.steps)
+    most = _most_flops(run, account.examples, account.steps, max(account.steps, client.examples))
     if not 0 <= account.flops <= most:
         raise WireError(f"{account.flops} FLOPs are claimed, where a dense model needs {most}")
     names = account.metrics
@@ -63,11 +63,11 @@ def bounded(run: Run, client: Client, account: Account) -> Account:
     return replace(account, metrics=finite)
 
 
-def _most_flops(run: Run, examples: int, steps: int) -> int:
-    """What the work costs without masks, or with masks that keep everything, in one epoch."""
+def _most_flops(run: Run, examples: int, steps: int, per_epoch: int) -> int:
+    """What the work costs without masks, or with masks that keep everything."""
     layout, count = run.task.layout, FLOPS[run.options.flops_model]
     whole = dict.fromkeys(layout.prunable, 1.0)
-    efforts = (Effort(layout, each, examples, steps, steps) for each in ({}, whole))
+    efforts = (Effort(layout, each, examples, steps, per_epoch) for each in ({}, whole))
     return round(max(map(count, efforts)) * (1 + 1e-9))
 
 
