@@ -24,7 +24,7 @@ from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finishe
 from gossamer.engine.expected import Reply
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
-from gossamer.engine.privacy import Spent, guard
+from gossamer.engine.privacy import Guard, Spent
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
@@ -189,7 +189,7 @@ class _Loop:
             checkpoint.check_states(saved, folder, len(self.store.clients()))
         self.log = EventLog(folder / "events.jsonl", saved.events if saved else 0)
         spent = self.progress.privacy
-        self.guard = guard(self.run, Spent(**spent) if spent else None)
+        self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
