@@ -14,6 +14,7 @@ from gossamer.engine.inbox import Inbox
 from gossamer.engine.privacy import own_noise
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
+from gossamer.trust.spec import LOCAL
 from gossamer.wire import Schema, UnknownMask, Written, dump, write
 
 Stage = Literal[
@@ -209,7 +210,7 @@ class Participant:
             message.check()
             stage.append("encode")
             reply = done.result.up
-            if run.dp:
+            if run.dp.startswith(LOCAL):
                 reply = own_noise(run, ctx, request.client, received, reply)
             schema = Schema.of(reply)
             up = write(reply, schema, run.wire, received, run.options.ledger)

@@ -25,7 +25,7 @@ from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
-from gossamer.engine.privacy import Spent, guard
+from gossamer.engine.privacy import Guard, Spent
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
@@ -202,7 +202,7 @@ class _Loop:
             self.store.forget(client)
             self.emit(StateLost(self.progress.round, client, reason))
         spent = self.progress.privacy
-        self.guard = guard(self.run, Spent(**spent) if spent else None)
+        self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
         self.pool = self.run.pool
         remote_figures = partial(self.transport.figures, self.conversations)

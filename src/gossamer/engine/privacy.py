@@ -12,7 +12,6 @@ from gossamer.engine.events import PrivacySpent
 from gossamer.engine.run_record import Run
 from gossamer.trust.mechanism import Mechanism
 from gossamer.trust.noise import Seeded, Source, System
-from gossamer.trust.spec import LOCAL
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,8 @@ class Guard:
         )
 
 
-def guard(run: Run, spent: Spent | None) -> Guard | None:
-    """What protects a run's clients, if something does."""
-    return None if run.mechanism is None else Guard(run, spent)
-
-
 def own_noise(run: Run, ctx: Ctx, client: int, down: Any, up: Any) -> Any:
-    """A client's reply as it leaves the client: with noise, if clients add it."""
-    if not run.dp.startswith(LOCAL):
-        return up
+    """A client's reply as it leaves the client: with noise."""
     mechanism = run.mechanism
     assert mechanism is not None
     exchange: Exchange[Any, Any] = Exchange(Client(client, 0), down, up)

@@ -81,10 +81,8 @@ class Flash:
 
     @property
     def privacy(self) -> Privacy:
-        """Replies can be covered if masks are frozen and do not come from clients."""
-        if self.allocation == "sensitivity":
-            return LEARNED_DENSITIES
-        return CHOSEN_MASKS if self.mask_every else COVERED
+        frozen = CHOSEN_MASKS if self.mask_every else COVERED
+        return LEARNED_DENSITIES if self.allocation == "sensitivity" else frozen
 
     # server ---------------------------------------------------------------------------------------
 
