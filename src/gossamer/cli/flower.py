@@ -16,6 +16,7 @@ from gossamer.config import Config, Experiment, absolute, absolute_paths, find_m
 from gossamer.engine import Options
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
+from gossamer.engine.files import private_files
 from gossamer.flower import certs, commands, project
 from gossamer.flower.commands import Link
 from gossamer.flower.server import at_server, set_up
@@ -40,6 +41,7 @@ def flower(arguments: Sequence[str]) -> int:
     return known[arguments[0]](arguments[1:])
 
 
+@private_files()
 def serve(arguments: Sequence[str]) -> int:
     """`gossamer serve PROJECT`: runs a project on a SuperLink; repeat it to resume."""
     parser = Parser(prog="gossamer serve", description=serve.__doc__)
@@ -70,6 +72,7 @@ def serve(arguments: Sequence[str]) -> int:
     return 0 if _finished(folder) else 1
 
 
+@private_files()
 def join(arguments: Sequence[str]) -> int:
     """`gossamer join HOST:PORT --node I --nodes N`: runs a node with its share of the clients."""
     parser = Parser(prog="gossamer join", description=join.__doc__)
