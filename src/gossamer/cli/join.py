@@ -15,6 +15,7 @@ from gossamer.cli.flower_security import add_security, needs_flower, security
 from gossamer.cli.parsing import Parser, Refusal, say, warn
 from gossamer.config import Experiment, absolute_paths
 from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.files import private_files
 from gossamer.flower import certs, commands, journal, signing
 from gossamer.flower.commands import Link, Member
 from gossamer.report.live import Tail
@@ -40,6 +41,7 @@ REASONS = {
 REFUSED = ("FAB verification failed", "The FAB could not be verified")
 
 
+@private_files()
 def join(arguments: Sequence[str]) -> int:
     """`gossamer join HOST:PORT --node I --nodes N`: runs a node with its share of the clients."""
     parser = Parser(prog="gossamer join", description=join.__doc__)

@@ -22,6 +22,7 @@ from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
 from gossamer.cli.watch import Lines
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
+from gossamer.engine.files import private_files
 from gossamer.flower import certs, commands, journal, project, signing
 from gossamer.flower.commands import Link
 from gossamer.flower.signing import Signature
@@ -31,6 +32,7 @@ PAUSE = 0.2
 """Seconds between two looks at the log."""
 
 
+@private_files()
 def serve(arguments: Sequence[str]) -> int:
     """`gossamer serve PROJECT`: runs a project on a SuperLink; repeat it to resume."""
     parser = Parser(prog="gossamer serve", description=serve.__doc__)

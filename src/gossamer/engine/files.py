@@ -12,7 +12,8 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ def write(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
 def private_folder(path: Path) -> None:
     """Makes a folder that only its owner can open; one that exists stays as it is."""
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files that this process and those that it starts make are for their owner only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def flush(path: Path) -> None:

@@ -19,7 +19,7 @@ from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
 from gossamer.engine.conversation import Conversations, Visit
-from gossamer.engine.evaluate import Evaluator, check_selection
+from gossamer.engine.evaluate import Evaluator, check_selection, sample_notice
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
 from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
@@ -189,8 +189,9 @@ class _Loop:
         saved = found.saved
         self.load(saved)
         checkpoint.ready(folder, 3 * len(dump(self.state)) + 2**20)
-        for text in (*found.notices, *found.lost.values()):
-            notices.warning("%s", text)
+        for text in (*found.notices, *found.lost.values(), sample_notice(self.run)):
+            if text:
+                notices.warning("%s", text)
         self.beside = resuming.beside(folder)
         private_folder(folder / "rounds")
         self.store = Store(folder / "rounds", record_types(self.run.method), run=identity)
