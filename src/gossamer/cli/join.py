@@ -27,7 +27,8 @@ NODE_PORT = 9100
 LOG = "node.log"
 """What Flower's processes print, in the node's home directory."""
 REASONS = {
-    "SuperNode terminated gracefully": "the server does not know the key {key}",  # its answer to 401
+    # What a SuperNode does when it is told that nobody has registered its key.
+    "SuperNode terminated gracefully": "the server does not know the key {key}",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA in {certs}",
     "disconnected without sending": "the server speaks TLS; use --certs instead of --insecure",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS; is it served with --insecure?",
