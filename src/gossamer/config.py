@@ -211,7 +211,7 @@ def read(path: Path, shipped: bool = False) -> Config:
 
     Args:
         path: The file.
-        shipped: Whether the Python files that it names lie beside it.
+        shipped: Whether the Python files that it names came with it, and lie beside it.
 
     Raises:
         ValueError: the file is not TOML, or a value has the wrong type.
@@ -228,8 +228,7 @@ def read(path: Path, shipped: bool = False) -> Config:
         _known(name, known, f"table in {path}")
         if name != "method" and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
-    if shipped:
-        _beside(path.resolve().parent, plain)
+    _beside(path.resolve().parent, plain, shipped)
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -246,11 +245,15 @@ def read(path: Path, shipped: bool = False) -> Config:
     )
 
 
-def _beside(folder: Path, plain: dict[str, Any]) -> None:
-    """Gives Python files that a configuration names the folder that they lie in."""
+def _beside(folder: Path, plain: dict[str, Any], shipped: bool) -> None:
+    """Gives Python files that lie beside a configuration their folder.
+
+    Unless they were shipped with it, files of the same name in the working folder come first.
+    """
     for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
         place, colon, rest = str(table.get(name, "")).partition(":")
-        if colon and place.endswith(".py"):
+        known = colon and place.endswith(".py") and (folder / place).is_file()
+        if known and (shipped or not Path(place).exists()):
             table[name] = f"{folder / place}:{rest}"
 
 

@@ -237,7 +237,7 @@ def test_a_node_says_why_it_could_not_connect(tmp_path: Path) -> None:
     options = argparse.Namespace(certs="keys", server="10.0.0.7:9093")
     member = Member(3, 4, tmp_path, 9103)
     for line, told in {
-        "401: the request is not signed by a registered key": "server does not know the key node-3",
+        "SuperNode terminated gracefully.": "server does not know the key node-3",
         "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed": "certificate is not of the CA in keys",
         "[Errno 111] Connection refused": "nobody listens at 10.0.0.7:9093",
         "error while attempting to bind: address already in use": "port 9103 of this machine is",

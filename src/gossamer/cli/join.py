@@ -28,7 +28,8 @@ NODE_PORT = 9100
 LOG = "node.log"
 """What Flower's processes print, in the node's home directory."""
 REASONS = {
-    "not signed by a registered key": "the server does not know the key {key}",
+    # What a SuperNode does when it is told that nobody has registered its key.
+    "SuperNode terminated gracefully": "the server does not know the key {key}",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA in {certs}",
     "disconnected without sending": "the server speaks TLS; use --certs instead of --insecure",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS; is it served with --insecure?",
@@ -172,10 +173,11 @@ def _stay(options: argparse.Namespace, link: Link, member: Member, hashes: list[
             if time.monotonic() - began > CONNECTED:  # the server will be back
                 until = time.monotonic() + options.wait
             reason = _reason(watch.reason, options, member)
-            if code <= 0 or time.monotonic() > until:
-                if code > 0:
-                    warn(f"gives up after {options.wait:g} s: {reason}; see {home / LOG}")
-                return abs(code)
+            if code < 0:  # somebody ended it
+                return -code
+            if time.monotonic() > until:
+                warn(f"gives up after {options.wait:g} s: {reason}; see {home / LOG}")
+                return code or 1
             if reason != told:
                 warn(f"cannot join {options.server}: {reason}; keeps trying")
                 told = reason
