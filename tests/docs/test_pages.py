@@ -24,7 +24,7 @@ def test_what_a_page_says_can_be_done(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     found = [block for block in blocks(DOCS / f"{page}.md") if block.language in ("sh", "python")]
     assert found
     execute(DOCS / f"{page}.md", capsys)
