@@ -110,6 +110,7 @@ def start(
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
         _ = run.task.planned  # traced once, before threads share it
+        _ = run.rule, run.pool  # both are kept for all rounds
         workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
         loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))

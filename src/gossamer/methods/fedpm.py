@@ -23,7 +23,6 @@ from gossamer.fields import option
 from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.dense_model import Local
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
-from gossamer.optim import Training
 from gossamer.task.layout import Layout
 from gossamer.trust.declared import Privacy
 
@@ -60,7 +59,7 @@ class Work:
 @dataclass(frozen=True)
 class FedPM:
     clients: int = option(10, "clients per round", least=1)
-    training: Training = Training(epochs=3, batch=64, lr=0.1)
+    training: optim.Training = optim.Training(epochs=3, batch=64, lr=0.1)
     beta1: float = option(0.9, "decay of the first moment of clients' Adam", least=0, below=1)
     beta2: float = option(0.999, "decay of the second moment", least=0, below=1)
     eps: float = option(1e-8, "added to the root of the second moment", above=0)
