@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MOST_PARAMETERS = 8
 MOST_FILES = 25
 """That a message of a FedAvg round passes through."""
-LONG = {"spafl", "flash", "fedsparse", "prunefl", "fedtiny"}
+LONG = {"spafl", "flash", "fedsparse", "prunefl", "fedtiny", "fedpm"}
 """Methods whose papers have variants or ablations of their own."""
 
 

@@ -58,7 +58,8 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers() -> None:
     assert not same("sent 9.774 Mbit", "sent 9.774 kbit")
 
 
-def test_tables_of_sparse_arithmetic_are_those_of_the_measurements() -> None:
-    words = [sys.executable, str(ROOT / "tools" / "arithmetic.py"), "--check"]
+@pytest.mark.parametrize("tool", ["arithmetic.py", "privacy.py"])
+def test_tables_are_those_of_the_measurements(tool: str) -> None:
+    words = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     told = subprocess.run(words, check=False, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
