@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from loopback import Loopback, served, set_up, simulated
 
 from gossamer.config import Config, Experiment
 from gossamer.flower.node import agreement
 from gossamer.flower.server import at_node
-from loopback import Loopback, served, set_up, simulated
 
 
 @pytest.mark.parametrize("dp", ["clip=1,noise=0.8", "local:clip=1,noise=4"])
