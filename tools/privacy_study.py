@@ -35,13 +35,13 @@ COMMON = (
 METHODS = {
     "fedavg": "fedavg --weighting uniform --epochs 2 --batch 16 --lr 0.05",
     "spdst": "spdst --density 0.05 --allocation erk --weighting uniform "
-    "--epochs 2 --batch 16 --lr 0.1 --momentum 0.9",
+    "--epochs 2 --batch 16 --lr 0.3 --momentum 0.9",
     "fedpm": "fedpm --epochs 2 --batch 16 --lr 0.1",
     "spafl": "spafl --epochs 3 --batch 16 --lr 0.01 --momentum 0.9",
 }
 CLIPS = {
     "fedavg": (0.03, 0.1, 0.3, 1.0),
-    "spdst": (0.1, 0.3, 1.0),
+    "spdst": (0.3, 1.0, 3.0, 10.0),
     "fedpm": (1.0, 10.0, 100.0),
     "spafl": (0.01, 0.1),
 }

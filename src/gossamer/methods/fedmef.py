@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -30,7 +29,6 @@ from gossamer.methods.parts.mask_adjustment import AdjustedModel, Adjustment, Lo
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Counts, activations
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 
 Server = AdjustedModel
 Down = Train
@@ -59,7 +57,6 @@ class FedMef:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="auto")
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from gossamer.sparsity.grouping import Gates, Grouping
 from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import threshold_ascent
 from gossamer.submodels.compaction import part_of
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import EXACT, Packed, pack, unpack
 
 THRESHOLDS = "."  # the thresholds' name among tensors; no tensor of a model has it
@@ -85,7 +83,6 @@ class FedSparse:
     compact: bool = option(True, "clients train without pruned groups where that is exact")
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

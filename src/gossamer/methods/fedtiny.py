@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ from gossamer.methods.parts import held_versions, mask_adjustment, masked_traini
 from gossamer.methods.parts.mask_adjustment import AdjustedModel, Adjustment, Local, Train, Update
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm
 from gossamer.optim import Training
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import EXACT, WireError
 
 WORST = torch.finfo(torch.float32).max  # sent in place of a loss that is not finite
@@ -95,7 +93,6 @@ class FedTiny:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="auto")
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Work
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import Packed, pack, unpack
 
 Replies = Sequence[tuple[Params, Params]]  # models as sent to clients, and as received from them
@@ -61,7 +60,6 @@ class Laplace:
         "median", "a weight becomes the clients' median, or takes a step along their signs"
     )
     adaptive: ServerOptimiser = ServerOptimiser()
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

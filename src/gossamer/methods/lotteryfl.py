@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
@@ -26,7 +25,6 @@ from gossamer.methods.parts import masked_training, personal_masks, sparse_model
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import Revision
 
 
@@ -39,7 +37,6 @@ class LotteryFL:
     accurate: float = option(0.2, "prune only models more accurate than this", least=0, most=1)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
-from gossamer.trust.declared import Privacy
 
 LEAST = 1e-8  # a model with a smaller sum of responsibilities stays as it is
 CHUNK = 500  # examples on which models are compared at once
@@ -67,7 +66,6 @@ class Mixture:
     )
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
-    privacy: ClassVar[Privacy] = Privacy(refused="needs each client's reply alone, to divide it")
 
     # server ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
@@ -23,7 +22,6 @@ from gossamer.methods.parts.mask_learning import SCHEDULE, Update, receive_updat
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Averaging
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import Revision
 
 BITMAP = 1 / 32
@@ -70,7 +68,6 @@ class NST:
     averaging: Averaging = option("fedavg", "mean over all clients, or over those with a weight")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting()
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

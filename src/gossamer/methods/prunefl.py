@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Gathered, Importance, Pace
-from gossamer.trust.declared import Privacy
 from gossamer.wire import Revision, WireError
 
 
@@ -111,9 +109,6 @@ class PruneFL:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting()
-    privacy: ClassVar[Privacy] = Privacy(
-        refused="lets one client decide when pruning starts, and nobody hides among one client"
-    )
 
     # server ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
@@ -27,7 +26,6 @@ from gossamer.methods.parts.personal_masks import Down, Server, Up
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import Revision
 
 
@@ -54,7 +52,6 @@ class SubFedAvg:
     accurate: float = option(0.5, "prune only models more accurate than this", least=0, most=1)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Literal
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
@@ -27,7 +27,6 @@ from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Counts, swat
 from gossamer.task.layout import Layout
-from gossamer.trust.declared import CHOSEN_MASKS, Privacy
 from gossamer.wire import WireError, unpack
 
 TRAINING = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.01)
@@ -60,7 +59,6 @@ class ZeroFL:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="csr-flat")
-    privacy: ClassVar[Privacy] = CHOSEN_MASKS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -1,13 +1,20 @@
 """What a method declares about the privacy of its replies.
 
 A method that can be run under differential privacy says so by an attribute `privacy`. A method
-that cannot says why, in one sentence. A method that says nothing is refused.
+that cannot may say why, in one sentence. A method that says nothing is refused; if the types of its
+replies show that clients send masks, that is the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.wire import Revision
 
 
 @dataclass(frozen=True)
@@ -50,5 +57,26 @@ UNDECLARED = Privacy(
 
 def declared(method: object) -> Privacy:
     """What a method declares; a method without a declaration is refused."""
-    known = getattr(method, "privacy", UNDECLARED)
-    return known if isinstance(known, Privacy) else UNDECLARED
+    known = getattr(method, "privacy", None)
+    if isinstance(known, Privacy):
+        return known
+    words = set(_annotations(_reply(method)))
+    return CHOSEN_MASKS if words & {"Masks", "Revision"} else UNDECLARED
+
+
+def _reply(method: object) -> Any:
+    """The type of a method's replies: the first argument of what `finish` returns."""
+    finish = getattr(type(method), "finish", None)
+    result = typing.get_type_hints(finish).get("return") if finish else None
+    return next(iter(typing.get_args(result)), None)
+
+
+def _annotations(hint: Any) -> Iterator[str]:
+    """The words of the annotations in a type's fields, as written: masks are dictionaries too."""
+    for argument in typing.get_args(hint):
+        yield from _annotations(argument)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not Revision:
+        for each in dataclasses.fields(hint):
+            yield from re.findall(r"\w+", str(each.type))
+        for inner in typing.get_type_hints(hint).values():
+            yield from _annotations(inner)
