@@ -309,9 +309,8 @@ def test_a_run_resumes_with_the_norms_it_had(tmp_path: Path) -> None:
     assert saved is not None
     assert saved.progress.norms["Up.params"] and len(saved.progress.norms["Up.params"]) == 4
     spoilt(tmp_path / "cut", 300.0, 3)
-    for number in (3, 4):
-        for path in (tmp_path / "cut" / "rounds" / f"{number:06}").iterdir():
-            path.unlink()
+    for path in (tmp_path / "cut" / "rounds" / "000004").iterdir():
+        path.unlink()
     again = spoilt(tmp_path / "cut", 300.0, 3, resume=True)
     assert again.state_hash == whole.state_hash
     assert lines(tmp_path / "cut" / "events.jsonl") == lines(tmp_path / "whole" / "events.jsonl")

@@ -16,6 +16,7 @@ from gossamer.core import Client, Ctx
 from gossamer.engine.client import Account, one_line
 from gossamer.engine.events import ClientFailed
 from gossamer.engine.expected import Replies, Reply, refusal
+from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.trust import limits
 from gossamer.trust.limits import Norms
@@ -89,6 +90,8 @@ class Merging:
     """Decodes replies, and adds those that it cannot decode to the refused ones."""
     ctx: Ctx
     state: Any
+    guard: Guard | None = None
+    """What protects the clients' privacy, if something does."""
     refused: dict[int, ClientFailed] = field(default_factory=dict)
     failed: Exception | None = None
     """What `merge` raised last, apart from refusals."""
@@ -116,7 +119,7 @@ class Merging:
     def _screened(self, replies: Sequence[Reply], recent: Norms) -> Norms:
         """Refuses replies outside the limit."""
         limit = self.run.options.reply_limit
-        if not limit:
+        if not limit or self.guard:  # clipped anyway; what others sent must not decide
             return recent
         sizes = limits.measured(self.read(replies, self.refused))
         reasons = limits.outside(sizes, recent, limit)
@@ -131,8 +134,9 @@ class Merging:
         while True:
             reader = self.read(replies, self.refused)
             try:
+                exchanges = self.guard.merged(self.ctx, reader) if self.guard else iter(reader)
                 with merge.by(self.run.rule):
-                    return self.run.method.merge(self.ctx, self.state, iter(reader))
+                    return self.run.method.merge(self.ctx, self.state, exchanges)
             except WireError as problem:
                 if reader.last is None:
                     raise

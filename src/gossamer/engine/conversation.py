@@ -31,6 +31,7 @@ from gossamer.engine.client import (
 )
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected, Replies, Reply
+from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.task import Task
@@ -78,6 +79,8 @@ class Conversations:
     run: Run
     store: Store
     stop: Stop
+    guard: Guard | None = None
+    """What stands between replies and the merge under differential privacy."""
     expected: Expected = field(init=False)
     participant: Participant = field(init=False)
     outbox: Outbox = field(init=False)
@@ -192,7 +195,7 @@ class Conversations:
         def read(some: Sequence[Reply], refused: dict[int, ClientFailed]) -> Replies:
             return Replies(self.run, self.expected, ctx, state, some, refused, decoded)
 
-        merged = Merging(self.run, read, ctx, state).merged(replies, recent)
+        merged = Merging(self.run, read, ctx, state, self.guard).merged(replies, recent)
         refused = {event.client for event in merged.refused}
         for reply in replies:
             if reply.local is not None and reply.client.id not in refused:
@@ -242,7 +245,7 @@ class Conversations:
         client, command = visit.client, ""
         if failure.capsule is not None:
             folder = self.run.folder
-            replay.write(folder / "rounds", failure.capsule)
+            replay.write(folder / "rounds", failure.capsule, self.run.identity)
             where = shlex.quote(str(folder))
             command = f"gossamer replay {where} --round {number} --client {client.id}"
         if self.run.options.on_client_error == "stop":

@@ -61,6 +61,8 @@ class Reply:
     failure: ClientFailed | None = None
     wasted: tuple[Entry, ...] = ()
     """The ledger of a failure."""
+    lost: str = ""
+    """Why the client did not begin with the state that it had kept; empty: it did."""
 
 
 class Expected:

@@ -25,6 +25,9 @@ class Options:
     eval_every: int = option(1, "rounds between evaluations; 0: never", least=0)
     global_model: bool = option(True, "evaluate the global model on the server's test data")
     personal: bool = option(True, "evaluate every client's model on the client's own test data")
+    eval_clients: int = option(
+        10_000, "most clients in personal figures, a fixed sample of a larger pool; 0: all", least=0
+    )
     select: Select = option("test", "data on which the best round is selected")
     on_client_error: OnClientError = option("stop", "stop or skip when a client's training fails")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")

@@ -80,6 +80,17 @@ def register(seconds: float) -> Message:
     return Message({"kind": "register", "seconds": seconds})
 
 
+def notice(text: str, over: bool, seconds: float) -> Message:
+    """Tells a node something that its owner should read.
+
+    Args:
+        text: A sentence.
+        over: Whether it says that the run has ended.
+        seconds: How long it is of use.
+    """
+    return Message({"kind": "notice", "text": text, "over": over, "seconds": seconds})
+
+
 def train(request: Request, run: str, kept: str, explain: bool, seconds: float) -> Message:
     """Asks a client to train.
 
@@ -149,6 +160,11 @@ def registered(info: NodeInfo) -> Message:
     """Registers a node."""
     listed = [[client, examples] for client, examples in info.clients.items()]
     return Message({"kind": "registered", "clients": listed, "agreement": info.agreement})
+
+
+def noticed() -> Message:
+    """Confirms a notice."""
+    return Message({"kind": "noticed"})
 
 
 def explain() -> Message:
@@ -232,6 +248,21 @@ def read_answer(message: Message, run: str, request: Request) -> Answer:
         case {"kind": "done"}:
             return _read_done(message)
     raise WireError("the answer is of no known kind")
+
+
+def lost_state(message: Message, kept: str) -> str:
+    """Why a client that trained did not begin with what it had kept; empty if it did.
+
+    Args:
+        message: The client's answer.
+        kept: The fingerprint of what it had kept; empty: nothing.
+    """
+    began = message.head.get("began") or ""
+    if message.kind != "done" or began == kept:
+        return ""
+    if began:
+        return "the client began with a state that the server does not know of"
+    return "the state is missing or damaged at the client's node"
 
 
 def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.dense_model import Local
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.task.layout import Layout
+from gossamer.trust.declared import Privacy
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class FedPM:
         "local", "BatchNorm statistics: local, averaged, or recalibrated before evaluation"
     )
     accounting: Accounting = Accounting(mask_code="counted")
+    privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
 
     # server ---------------------------------------------------------------------------------------
 
@@ -104,8 +106,8 @@ class FedPM:
             count, rounds = count + state.masks, state.rounds + 1
         width = 1 - 2 * self.clamp  # the mode of a Beta posterior, kept off 0 and 1
         theta = {n: (self.clamp + width * k.double() / count).float() for n, k in ones.items()}
-        ones = ones if self.prior_reset_every > 1 else {}
-        return Server(theta, merge.mean(statistics), ones, count, rounds)
+        kept = ones if self.prior_reset_every > 1 else {}
+        return Server(theta, merge.mean(statistics), kept, count, rounds)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
@@ -134,18 +136,15 @@ class FedPM:
         theta = {name: score.sigmoid() for name, score in work.scores.items()}
         masks = {n: mask.cpu() for n, mask in draw(ctx.key.fold("upload"), theta).items()}
         buffers = {name: work.model.params[name] for name in ctx.task.layout.buffers}
-        size = sum(mask.numel() for mask in masks.values())
-        return Result(
-            Up(masks, buffers if self.bn == "running" else {}),
-            Local(buffers) if self.bn == "local" and buffers else None,
-            masks,
-            {name: torch.ones_like(mask) for name, mask in masks.items()},  # all scores are trained
-            {
-                "loss": masked_training.mean_loss(work.model),
-                "kept": sparse_model.total(masks) / size,
-                "bits_per_weight": mask_bits(masks, "counted") / size,
-            },
-        )
+        metrics = {
+            "loss": masked_training.mean_loss(work.model),
+            "kept": sparse_model.total(masks) / (size := sum(map(torch.numel, masks.values()))),
+            "bits_per_weight": mask_bits(masks, "counted") / size,
+        }
+        up = Up(masks, buffers if self.bn == "running" else {})
+        local = Local(buffers) if self.bn == "local" and buffers else None
+        trained = {name: torch.ones_like(mask) for name, mask in masks.items()}  # all scores
+        return Result(up, local, masks, trained, metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ are differences already, are changes as they stand. Integers, texts and masks ar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -63,23 +63,31 @@ def with_change(exchange: Exchange[D, U], change: Mapping[str, Tensor]) -> Excha
         The exchange whose reply has that change; its other leaves, types and shapes are the same.
     """
     sent = _references(exchange)
+
+    def moved(place: str, reply: Tensor) -> Tensor:
+        now = change[place] if place not in sent else sent[place].double() + change[place]
+        return now.to(reply.dtype)
+
+    return replace(exchange, up=mapped(exchange.up, moved))
+
+
+def mapped(record: U, function: Callable[[str, Tensor], Tensor]) -> U:
+    """The record with other floating-point tensors, given their places and what they are."""
     leaves: list[Leaf] = []
-    for path, leaf in _leaves(exchange.up):
+    for path, leaf in _leaves(record):
         match leaf:
             case Tensor() if leaf.is_floating_point():
-                leaves.append(_moved(leaf, sent.get(path), change[path]))
+                leaves.append(function(path, leaf))
             case Packed():
-                places = {name: f"{path}[{name}]" for name in leaf.values}
                 values = {
-                    name: _moved(tensor, sent.get(places[name]), change[places[name]])
-                    if tensor.is_floating_point()
-                    else tensor
-                    for name, tensor in leaf.values.items()
+                    name: function(f"{path}[{name}]", part) if part.is_floating_point() else part
+                    for name, part in leaf.values.items()
                 }
                 leaves.append(replace(leaf, values=values))
             case _:
                 leaves.append(leaf)
-    return replace(exchange, up=Schema.of(exchange.up).rebuild(iter(leaves)))
+    rebuilt: U = Schema.of(record).rebuild(iter(leaves))
+    return rebuilt
 
 
 def scaled(exchange: Exchange[D, U], factor: float) -> Exchange[D, U]:
@@ -91,11 +99,6 @@ def scaled(exchange: Exchange[D, U], factor: float) -> Exchange[D, U]:
         return exchange
     whole = change(exchange)
     return with_change(exchange, {place: part * factor for place, part in whole.items()})
-
-
-def _moved(reply: Tensor, sent: Tensor | None, change: Tensor) -> Tensor:
-    now = change if sent is None else sent.double() + change
-    return now.to(reply.dtype)
 
 
 def _leaves(record: object) -> list[tuple[str, Any]]:
