@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hostile_clients import ATTACKS, HOSTILE, QUIET, in_turn, trained
+from hostile_clients import ATTACKS, HOSTILE, POOL, QUIET, in_turn, trained
 
 from gossamer import METHODS
-from gossamer.conformance.toys import normed_task
+from gossamer.conformance.toys import CLASSES, normed_task
 from gossamer.engine.events import ClientFailed
 from gossamer.engine.summary import Summary
 from gossamer.trust.limits import is_finite
 
 NOISE = 0.15
 """By how much accuracy on a few hundred small images may differ: hostile clients are missing from
-the mean, and a quarter of the personal models are theirs."""
+the mean."""
 SLOWED = 0.35
 """The same if hostile replies are within the limits, and pull the mean back."""
 TWINS = {"fedadam-kingma", "fedsparse-low", "fedsparse-high"}
@@ -44,6 +44,9 @@ def check(name: str, attacks: list[str]) -> set[str]:
     for figure in ("global", "personal_mean"):
         before, after = clean.accuracy[figure], attacked.accuracy[figure]
         assert before is not None and after is not None
+        if figure == "personal_mean":  # a hostile client whose replies are refused stays untrained
+            theirs = len(HOSTILE) / POOL
+            before = (1 - theirs) * before + theirs / CLASSES
         drop = SLOWED if QUIET & set(attacks) else NOISE
         assert after > before - drop, f"{figure} accuracy fell from {before:.3f} to {after:.3f}"
     return {event.stage for event in refused}
