@@ -19,6 +19,7 @@ from gossamer.arithmetic.choice import Arithmetic
 from gossamer.core import AnyMethod, Key
 from gossamer.data.budgets import are_shares
 from gossamer.data.federation import Federation
+from gossamer.data.inputs import Layout
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.fields import option
@@ -43,6 +44,11 @@ class Experiment:
         -1, "minimum training examples of a client; -1: the data set's default", least=-1
     )
     valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
+    label: str = option("", "label column of csv: a name, or a number from 1")
+    size: str = option("", "size of pictures in folder: 32, or WIDTHxHEIGHT")
+    layout: Layout = option(
+        "auto", "channels of images in npz: last (nhwc) or first (nchw); auto: by their shape"
+    )
     scale: Literal["normalised", "unit", "raw"] = option("normalised", "how inputs are scaled")
     augment: bool = option(False, "augment training images by random crops and flips")
     data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
@@ -127,7 +133,13 @@ class Config:
             seed=experiment.division_seed,
             least=None if experiment.least < 0 else experiment.least,
             valid=experiment.valid,
-            inputs=data.Inputs(experiment.scale, experiment.augment),
+            inputs=data.Inputs(
+                experiment.scale,
+                experiment.augment,
+                experiment.label,
+                experiment.size,
+                experiment.layout,
+            ),
             budgets=experiment.budgets or None,
         )
 

@@ -54,11 +54,13 @@ def _checked(words: Sequence[str], own: bool) -> int:
     """Runs a command; `own` means that the process does nothing else."""
     with _frozen_imports(own):
         from gossamer.cli.parsing import REFUSED, Refusal, warn
+        from gossamer.cli.wording import notes
 
         if words[0] in COMMANDS:
             _command(words[0])
     try:
-        return _command(words[0])(words[1:])
+        with notes(sys.stderr):
+            return _command(words[0])(words[1:])
     except Refusal as problem:
         warn(str(problem))
         return REFUSED

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from gossamer import fields
+from gossamer.cli.wording import flags
 from gossamer.config import nearest, variants_with
 from gossamer.core import AnyMethod
 from gossamer.methods import METHODS, PUBLISHED
@@ -20,6 +21,9 @@ REFUSED = 2
 
 class Refusal(Exception):
     """Unusable input; the text is the sentence to print."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(flags(text))
 
 
 @contextmanager
@@ -145,7 +149,7 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """Prints a line about a problem to standard error."""
-    print(f"gossamer: {text}", file=sys.stderr, flush=True)
+    print(f"gossamer: {flags(text)}", file=sys.stderr, flush=True)
 
 
 def _placeholder(default: object) -> str:
