@@ -163,6 +163,24 @@ class Features:
 
 
 @dataclass(frozen=True)
+class AsGiven:
+    """Rows that reach the model as they are: somebody has prepared them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+        values = rows.astype(np.float32) if rows.dtype == np.float64 else rows
+        return torch.from_numpy(np.ascontiguousarray(values))
+
+    def augment(self, scale: Scale) -> Augment | None:
+        return None
+
+    def facts(self, scale: Scale) -> dict[str, object]:
+        return {}
+
+
+@dataclass(frozen=True)
 class Tokens:
     """Rows of token numbers, all of one length, which become int64."""
 

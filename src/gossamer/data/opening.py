@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays
 from gossamer.data.budgets import deal_budgets
 from gossamer.data.download import Progress, bar, fetch
+from gossamer.data.federation import Origin
 from gossamer.data.inputs import Inputs
 from gossamer.data.partitions import parse
 from gossamer.data.sources import FORMATS, SOURCES
@@ -45,10 +46,13 @@ def federation(
             numbers that are dealt to the clients.
     """
     if pool is not None and pool < 1:
-        raise ValueError(f"a pool of {pool} clients is empty; use --pool 1 or more")
+        raise ValueError(f"a pool of {pool} clients is empty; use `pool=1` or more")
     if least is not None and least < 0:
         raise ValueError(f"least is {least}, but is a number of examples; use 0 or more")
     key = Key(seed).fold("data")
+    origin = None
+    if isinstance(name, str) and (budgets is None or isinstance(budgets, str)):
+        origin = Origin(name, partition, pool, seed, least, valid, inputs, budgets)
     if isinstance(name, str) and name.partition(":")[0] == "synthetic":
         if partition not in (None, "natural"):
             raise ValueError(
@@ -64,14 +68,15 @@ def federation(
         clients = pool or 100
         if budgets is not None:  # dealt now, so that a wrong one is refused before any work
             budgets = tuple(deal_budgets(budgets, clients, key.fold("budgets")).tolist())
-        return Synthetic(key, clients, alpha, beta, valid, budgets=budgets)
+        return Synthetic(key, clients, alpha, beta, valid, budgets=budgets, origin=origin)
     arrays = load(name, key, inputs) if isinstance(name, str) else name
     if partition is None:
         source = SOURCES.get(arrays.name)
         partition = source.partition if source else "natural" if arrays.labels.groups else "iid"
     how = parse(partition)
     split = how(arrays.labels, pool, key.fold("partition"), least)
-    return federate(arrays, split, str(how), key, valid, inputs, budgets)
+    made = federate(arrays, split, str(how), key, valid, inputs, budgets)
+    return replace(made, origin=origin)
 
 
 READ_BY = {"label": "csv", "size": "folder", "layout": "npz"}

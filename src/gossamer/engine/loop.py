@@ -22,6 +22,7 @@ from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, check_selection
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink
 from gossamer.engine.expected import Reply
+from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
@@ -184,7 +185,9 @@ class _Loop:
         self.store.rollback(self.progress.round if saved else -1)
         if saved is not None:
             checkpoint.check_states(saved, folder, len(self.store.clients()))
-        self.log = EventLog(folder / "events.jsonl", saved.events if saved else 0)
+        log = folder / "events.jsonl"
+        self.history = History.read(log, saved.events) if saved else History()
+        self.log = EventLog(log, saved.events if saved else 0)
         self.conversations = Conversations(self.run, self.store, self.stop)
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
@@ -249,6 +252,7 @@ class _Loop:
             state_hash=state_hash,
             interrupted=interrupted,
             state=self.state,
+            history=self.history,
         )
 
     # a round -----------------------------------------------------------------------------------
@@ -365,6 +369,7 @@ class _Loop:
         assert self.log is not None
         clock = Clock(time.time(), seconds)
         self.log.emit(event, clock)
+        self.history.see(event, clock)
         for sink in self.sinks:
             sink.emit(event, clock)
 
