@@ -71,6 +71,6 @@ def gone(what: str, name: str, argument: str) -> ValueError:
     """The error of building such an object again."""
     return ValueError(
         f"the {what} of this run, {name.partition(':')[2]}, was an object of the Python program "
-        f"that started it, which no file defines; continue there with "
-        f"gs.resume(folder, {argument}=...)"
+        f"that started it, which no file defines; go on in Python: gs.resume(folder, "
+        f"{argument}=...) continues the run, export.take(folder, parts=...) takes its model"
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from gossamer import config as configurations
 from gossamer.core import Key
@@ -23,6 +25,13 @@ from gossamer.recipes import (
 from gossamer.wire import Mode
 
 
+class Shown(TypedDict, total=False):
+    """What is shown of a run, and to whom."""
+
+    quiet: bool
+    sinks: Sequence[Sink]
+
+
 def run(
     method: MethodLike,
     task: TaskLike,
@@ -32,11 +41,11 @@ def run(
     seed: int = 0,
     out: str | Path | None = None,
     options: Options = Options(),
-    quiet: bool = False,
+    **shown: Unpack[Shown],
 ) -> Summary:
     """Trains a method on a federation, and shows how it goes; the same call gives the same bits.
 
-    `start` has further ways to execute a run: other sinks, encodings and transports.
+    `start` has further ways to execute a run: other encodings and transports.
 
     Args:
         method: The method with its hyper-parameters, or a name such as `fedavg`.
@@ -51,7 +60,7 @@ def run(
             built again from there, what the program made on the way cannot: the configuration says
             so, and `resume` continues such a run.
         options: How the run is executed and reported.
-        quiet: Whether to show no progress.
+        shown: `quiet=True` shows no progress; `sinks=` gets the events, besides the log in `out`.
 
     Returns:
         The last and best figures, the costs, the history and the final state.
@@ -76,7 +85,7 @@ def run(
     configurations.enough(made.method, len(made.federation.pool))
     if folder is not None:
         _prepare(made, what, folder)
-    return start(what, sinks=[] if quiet else [progress(rounds, name, folder)])
+    return start(what, sinks=_sinks(what, shown))
 
 
 def resume(
@@ -85,7 +94,7 @@ def resume(
     method: MethodLike | None = None,
     task: TaskLike | None = None,
     federation: FederationLike | None = None,
-    quiet: bool = False,
+    **shown: Unpack[Shown],
 ) -> Summary:
     """Continues a run that was interrupted, bit-identically.
 
@@ -96,7 +105,7 @@ def resume(
         method: The method, if its class is in no file.
         task: The model, if the program made it.
         federation: The data, if the program made them.
-        quiet: Whether to show no progress.
+        shown: As `run` takes it.
 
     Raises:
         FileNotFoundError: The folder holds no run.
@@ -130,8 +139,15 @@ def resume(
         name=config.method.rpartition(":")[2],
         out=folder,
     )
-    sinks = [] if quiet else [progress(what.rounds, what.name, folder)]
-    return start(what, sinks=sinks, resume=True)
+    return start(what, sinks=_sinks(what, shown), resume=True)
+
+
+def _sinks(what: Run, shown: Shown) -> list[Sink]:
+    """The sinks that were asked for, and a display."""
+    sinks = list(shown.get("sinks", ()))
+    if not shown.get("quiet", False):
+        sinks.append(progress(what.rounds, what.name, what.out))
+    return sinks
 
 
 def _prepare(made: Parts, what: Run, folder: Path) -> None:

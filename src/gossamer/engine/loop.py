@@ -138,7 +138,7 @@ def check_run(run: Run) -> None:
 def _check(run: Run) -> None:
     fields.check(run.method)
     if run.rounds < 1:
-        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
+        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
 
 
