@@ -28,12 +28,12 @@ class Notebook:
     def __init__(self, rounds: int, title: str) -> None:
         from IPython import display
 
-        self._display: Any = display
+        output: Any = display
         self._figures = Figures(rounds)
         self._title = title
         self._failures: list[str] = []
         self._over = False
-        self._handle: Any = display.display(self._content(), display_id=True, raw=True)
+        self._handle: Any = output.display(self._content(), display_id=True, raw=True)
 
     def emit(self, event: Event, clock: Clock) -> None:
         self._figures.see(event, clock)

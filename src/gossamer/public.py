@@ -51,6 +51,7 @@ from gossamer.methods import (
 )
 from gossamer.optim import Training
 from gossamer.running import resume, run
+from gossamer.sweeping import Sweep, sweep
 from gossamer.task import Gradients, Task
 from gossamer.task.layout import Layout
 
@@ -98,6 +99,7 @@ __all__ = [
     "SpaFL",
     "SubFedAvg",
     "Summary",
+    "Sweep",
     "Task",
     "Training",
     "ZeroFL",
@@ -109,4 +111,5 @@ __all__ = [
     "sample_by_budget",
     "sample_richest",
     "start",
+    "sweep",
 ]

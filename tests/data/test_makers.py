@@ -97,10 +97,16 @@ def test_clients_may_have_parts() -> None:
         gs.Federation.from_clients([])
 
 
-class Columns(dict[str, list[object]]):
+class Columns:
+    def __init__(self, **columns: list[object]) -> None:
+        self.columns = columns
+
     @property
     def column_names(self) -> list[str]:
-        return list(self)
+        return list(self.columns)
+
+    def __getitem__(self, column: str) -> list[object]:
+        return self.columns[column]
 
 
 def test_tables_of_hugging_face_are_divided() -> None:

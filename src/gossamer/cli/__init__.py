@@ -11,6 +11,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
     "resume": ("gossamer.cli.run:resume", "continue an interrupted run"),
     "compare": ("gossamer.cli.compare:compare", "run several methods on the same federation"),
+    "sweep": ("gossamer.cli.sweep:sweep", "try settings of a method, choose on validation data"),
     "paper": ("gossamer.cli.paper:paper", "reproduce a paper's table: published vs. measured"),
     "watch": ("gossamer.cli.watch:watch", "follow a running experiment"),
     "replay": ("gossamer.cli.run:replay", "repeat a failed client, to debug it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
@@ -113,7 +114,7 @@ def from_torch(
         parts = [(x, y), _read(test)]
     numbers, classes = numbered(name, *(_whole(name, part[1]) for part in parts))
     facts = Labels(numbers[0], numbers[1], classes)
-    inputs = division.get("inputs", Inputs())
+    inputs = _seen(dataset, division.get("inputs", Inputs()))
     return _divided(_arrays(name, parts[0][0], parts[1][0], facts, inputs), division)
 
 
@@ -231,6 +232,12 @@ def _arrays(
         return arrays_of(name, train, test, labels, inputs)
     note_unseen(name, labels.train, labels.test)
     return Arrays(name, AsGiven(train.shape[1:], str(train.dtype)), train, test, labels)
+
+
+def _seen(dataset: Dataset, inputs: Inputs) -> Inputs:
+    """Pictures of Pillow have their channels last."""
+    picture = len(dataset) and hasattr(dataset[0][0], "getbands")
+    return replace(inputs, layout="nhwc") if picture else inputs
 
 
 def _array(values: ArrayLike) -> np.ndarray:
