@@ -96,13 +96,13 @@ def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     class Record:
         rate: float = option(1.0, "any number")
 
-    with pytest.raises(ValueError, match=f"--rate must be finite, not {value}"):
+    with pytest.raises(ValueError, match=f"`rate=` must be finite, not {value}"):
         fields.check(Record(value))
     fields.check(Record(-1.0))
 
 
 def test_a_method_is_not_run_with_an_infinite_rate() -> None:
-    with pytest.raises(ValueError, match="--lr must be finite, not inf"):
+    with pytest.raises(ValueError, match="`lr=` must be finite, not inf"):
         Config("fedavg", {"lr": float("inf")}).build_method()
     assert isinstance(Config("fedavg", {"lr": 1.0}).build_method(), FedAvg)
 

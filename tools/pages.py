@@ -7,11 +7,13 @@ by the function of that name in `GENERATED`, so that these parts are always up t
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -24,6 +26,7 @@ from gossamer.methods import parts as shared
 
 COLUMNS = 88
 """Width of a code block on the page."""
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_steps.ipynb"
 PARTS = {"flower": ("flower init", "flower certs"), "run": ("run METHOD",)}
 """Commands with several helps, each under its own words."""
 
@@ -122,6 +125,26 @@ def _first_line(kind: type) -> str:
     return (import_module(kind.__module__).__doc__ or "").splitlines()[0]
 
 
+def notebook() -> str:
+    """The notebook of first steps: texts, code, and what it showed."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(part for cell in cells for part in _cell(cell))
+
+
+def _cell(cell: dict[str, Any]) -> Iterator[str]:
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield text
+        return
+    yield f"```python\n{text}\n```"
+    for output in cell["outputs"]:
+        kinds = output.get("data", {"text/plain": output.get("text", "")})
+        if "image/png" in kinds:
+            yield f"![](data:image/png;base64,{''.join(kinds['image/png']).strip()})"
+        else:
+            yield f"```text\n{''.join(kinds['text/plain']).rstrip()}\n```"
+
+
 def methods() -> str:
     """The module of every algorithm: its records and its class."""
     names = dict.fromkeys(type(method).__module__ for method in ALGORITHMS.values())
@@ -161,6 +184,7 @@ def _records(module: str) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "notebook": notebook,
     "options": options,
     "presets": presets,
     "methods": methods,

@@ -7,7 +7,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,14 @@ from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
 from gossamer.core import AnyMethod, Key
 from gossamer.data.budgets import are_shares
+from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
+from gossamer.data.inputs import Layout
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.fields import option
 from gossamer.methods import METHODS, PUBLISHED
+from gossamer.references import gone, is_code, only_in_python
 from gossamer.task import Precision, Task
 from gossamer.trust.spec import Spec
 from gossamer.wire import Mode
@@ -35,7 +38,9 @@ PAPERS = Path(__file__).parent / "papers"
 class Experiment:
     """What a method is run on: data, model, and number of rounds."""
 
-    data: str = option("fmnist-mini", "data set: a name of `gossamer ls`, or npz:, csv:, folder:")
+    data: str = option(
+        "fmnist-mini", "data set: a name of `gossamer ls`, npz:, csv:, folder:, or my.py:make"
+    )
     partition: str = option(
         "", "how data is divided, e.g. dirichlet:0.2; empty: the data set's default"
     )
@@ -44,6 +49,11 @@ class Experiment:
         -1, "minimum training examples of a client; -1: the data set's default", least=-1
     )
     valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
+    label: str = option("", "label column of csv: a name, or a number from 1")
+    size: str = option("", "size of pictures in folder: 32, or WIDTHxHEIGHT")
+    layout: Layout = option(
+        "auto", "channels of images in npz: last (nhwc) or first (nchw); auto: by their shape"
+    )
     scale: Literal["normalised", "unit", "raw"] = option("normalised", "how inputs are scaled")
     augment: bool = option(False, "augment training images by random crops and flips")
     data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
@@ -124,26 +134,42 @@ class Config:
         fields.check(method)
         return method
 
-    def build_federation(self) -> data.Tensors | data.Synthetic:
+    def build_federation(self) -> Federation:
         """The data, divided among clients."""
         experiment = self.experiment
+        what: str | data.Arrays = experiment.data
+        if only_in_python(experiment.data):
+            raise gone("data", experiment.data, "federation")
+        if is_code(experiment.data):
+            made = models.load(experiment.data)()
+            if not isinstance(made, data.Arrays):
+                return divided_already(made, experiment.data, experiment, Experiment())
+            what = made
         return data.federation(
-            experiment.data,
+            what,
             experiment.partition or None,
             experiment.pool or None,
             seed=experiment.division_seed,
             least=None if experiment.least < 0 else experiment.least,
             valid=experiment.valid,
-            inputs=data.Inputs(experiment.scale, experiment.augment),
+            inputs=data.Inputs(
+                experiment.scale,
+                experiment.augment,
+                experiment.label,
+                experiment.size,
+                experiment.layout,
+            ),
             budgets=experiment.budgets or None,
         )
 
-    def build_task(self, federation: data.Tensors | data.Synthetic) -> Task:
+    def build_task(self, federation: Federation) -> Task:
         """The model for the data, traced on two real examples."""
         experiment = self.experiment
+        if only_in_python(experiment.model):
+            raise gone("model", experiment.model, "task")
         if experiment.device != "cpu" and not torch.cuda.is_available():
             raise ValueError(
-                f"--device {experiment.device} was asked for, but torch finds none; use cpu"
+                f"`device={experiment.device!r}` was asked for, but torch finds none; use cpu"
             )
         example = federation.client(federation.pool[0].id).train.x[:2]
         shape = tuple(example.shape[1:])
@@ -166,14 +192,19 @@ class Config:
 
     def toml(self, command: str = "") -> str:
         """The configuration as TOML that `gossamer run` accepts."""
-        head = f"# {command}\n" if command else ""
-        parts = [
-            ("", {"method": absolute(self.method)}),
-            ("experiment", _plain(self.experiment)),
-            ("settings", _plain(self.build_method())),
-            ("options", _plain(self.options)),
-        ]
-        return head + "\n".join(_table(name, values) for name, values in parts)
+        return toml(self, self.build_method(), command)
+
+
+def toml(config: Config, method: AnyMethod, command: str = "") -> str:
+    """A configuration as TOML, with the settings of a method that need not be built from it."""
+    head = "".join(f"# {line}\n" for line in command.splitlines())
+    parts = [
+        ("", {"method": absolute(config.method)}),
+        ("experiment", _plain(config.experiment)),
+        ("settings", _plain(method)),
+        ("options", _plain(config.options)),
+    ]
+    return head + "\n".join(_table(name, values) for name, values in parts)
 
 
 def enough(method: AnyMethod, pool: int) -> None:
@@ -182,7 +213,7 @@ def enough(method: AnyMethod, pool: int) -> None:
     if isinstance(clients, int) and clients > pool:
         raise ValueError(
             f"{clients} clients per round asked for, but the pool has {pool}; "
-            f"use --clients {pool} or fewer, or a larger --pool"
+            f"use `clients={pool}` or fewer, or a larger `pool=`"
         )
 
 
@@ -217,6 +248,26 @@ def read(path: Path, shipped: bool = False) -> Config:
         ValueError: the file is not TOML, or a value has the wrong type.
         KeyError: a name is unknown; the message suggests the nearest known one.
     """
+    plain = tables(path)
+    if shipped:
+        _beside(path.resolve().parent, plain)
+    method = find_method(plain["method"])
+    names = {item.name: item for item in fields.settings(method)}
+    settings = plain.get("settings", {})
+    for name, value in settings.items():
+        if name not in names and (entry := variants_with(plain["method"], name)):
+            raise KeyError(f"{name} is a setting of {entry}; write method = {entry!r} in {path}")
+        _known(name, names, f"setting of {plain['method']}")
+        settings[name] = fields.convert(names[name], value)
+    return replace(common(plain), settings=settings)
+
+
+def tables(path: Path) -> dict[str, Any]:
+    """The tables of a configuration file, unread.
+
+    Raises:
+        ValueError: the file is not TOML, or has no such tables.
+    """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as damage:
@@ -228,33 +279,25 @@ def read(path: Path, shipped: bool = False) -> Config:
         _known(name, known, f"table in {path}")
         if name != "method" and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
-    _beside(path.resolve().parent, plain, shipped)
-    method = find_method(plain["method"])
-    names = {item.name: item for item in fields.settings(method)}
-    settings = plain.get("settings", {})
-    for name, value in settings.items():
-        if name not in names and (entry := variants_with(plain["method"], name)):
-            raise KeyError(f"{name} is a setting of {entry}; write method = {entry!r} in {path}")
-        _known(name, names, f"setting of {plain['method']}")
-        settings[name] = fields.convert(names[name], value)
+    return plain
+
+
+def _beside(folder: Path, plain: dict[str, Any]) -> None:
+    """Gives Python files that a configuration names the folder that they lie in."""
+    for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
+        place, colon, rest = str(table.get(name, "")).partition(":")
+        if colon and place.endswith(".py"):
+            table[name] = f"{folder / place}:{rest}"
+
+
+def common(plain: Mapping[str, Any]) -> Config:
+    """A configuration without the method's settings."""
     return Config(
         plain["method"],
-        settings,
+        {},
         _filled(Experiment(), plain.get("experiment", {}), "experiment"),
         _filled(Options(), plain.get("options", {}), "options"),
     )
-
-
-def _beside(folder: Path, plain: dict[str, Any], shipped: bool) -> None:
-    """Gives Python files that lie beside a configuration their folder.
-
-    Unless they were shipped with it, files of the same name in the working folder come first.
-    """
-    for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
-        place, colon, rest = str(table.get(name, "")).partition(":")
-        known = colon and place.endswith(".py") and (folder / place).is_file()
-        if known and (shipped or not Path(place).exists()):
-            table[name] = f"{folder / place}:{rest}"
 
 
 def find_method(name: str) -> AnyMethod:
@@ -266,6 +309,8 @@ def find_method(name: str) -> AnyMethod:
     """
     if name in METHODS:
         return METHODS[name]
+    if only_in_python(name):
+        raise gone("method", name, "method")
     place, colon, member = name.rpartition(":")
     if not colon:
         if name.endswith(".py"):
@@ -318,6 +363,8 @@ def absolute_paths(experiment: Experiment) -> Experiment:
     form, colon, path = experiment.data.partition(":")
     if colon and path and form in data.FORMATS:
         experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
+    if colon and form.endswith(".py"):
+        experiment = dataclasses.replace(experiment, data=f"{_full(form)}:{path}")
     place, colon, rest = experiment.model.partition(":")
     if colon and place.endswith(".py"):
         experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")

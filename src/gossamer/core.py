@@ -340,7 +340,7 @@ def _check_count(pool: Sequence[Client], count: int) -> None:
     if not 0 < count <= len(pool):
         raise ValueError(
             f"{count} clients per round asked for, but the pool has {len(pool)}; "
-            f"use --clients {len(pool)} or fewer, or a larger --pool"
+            f"use `clients={len(pool)}` or fewer, or a larger `pool=`"
         )
 
 

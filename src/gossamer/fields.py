@@ -109,8 +109,7 @@ def convert(setting: Setting, value: Any) -> Any:
             close = difflib.get_close_matches(str(value), setting.choices, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f"--{flag(setting.name)} is one of {', '.join(setting.choices)}, "
-                f"not {value!r}{hint}"
+                f"`{setting.name}=` is one of {', '.join(setting.choices)}, not {value!r}{hint}"
             )
         return value
     wanted = kinds[0]
@@ -122,7 +121,7 @@ def convert(setting: Setting, value: Any) -> Any:
         return {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)
     except (KeyError, TypeError, ValueError):
         word = _KINDS.get(wanted, wanted.__name__)
-        raise ValueError(f"--{flag(setting.name)} is {word}, not {value!r}") from None
+        raise ValueError(f"`{setting.name}=` is {word}, not {value!r}") from None
 
 
 def plain(setting: Setting) -> Any:
@@ -140,7 +139,7 @@ def check(record: Any) -> None:
         if value is None and _takes(setting, type(None)):
             continue
         if isinstance(value, str) and not setting.choices:
-            raise ValueError(f"--{flag(setting.name)} is {_kind(setting)}, not {value!r}")
+            raise ValueError(f"`{setting.name}=` is {_kind(setting)}, not {value!r}")
         convert(setting, value)
         bounds = setting.field.metadata.get("bounds", {})
         if isinstance(value, str):
@@ -148,10 +147,10 @@ def check(record: Any) -> None:
         for word, bound in bounds.items():
             if bound is not None and not _COMPARE[word](value, bound):
                 raise ValueError(
-                    f"--{flag(setting.name)} must be {_WORDS[word]} {bound:g}, not {value:g}"
+                    f"`{setting.name}=` must be {_WORDS[word]} {bound:g}, not {value:g}"
                 )
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"--{flag(setting.name)} must be finite, not {value}")
+            raise ValueError(f"`{setting.name}=` must be finite, not {value}")
 
 
 def _takes(setting: Setting, kind: type) -> bool:

@@ -231,7 +231,7 @@ def test_networks_are_named_or_given_by_numbers() -> None:
     ],
 )
 def test_networks_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--network"):
+    with pytest.raises(ValueError, match="`network=`"):
         Network.parse(text)
 
 

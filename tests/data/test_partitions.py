@@ -110,7 +110,7 @@ def test_dirichlet_keeps_the_best_draw_where_ten_are_too_many() -> None:
 
 def test_dirichlet_refuses_a_least_it_cannot_reach() -> None:
     with pytest.raises(
-        ValueError, match=r"not 300, under dirichlet:0\.1 .* use --least \d+ or less"
+        ValueError, match=r"not 300, under dirichlet:0\.1 .* use `least=\d+` or less"
     ):
         parse("dirichlet:0.1")(balanced(train=6000), 100, KEY, 300)
 
@@ -165,7 +165,7 @@ def test_shards_gives_everyone_exactly_that_many_classes(each: int) -> None:
 
 
 def test_shards_refuses_to_lose_classes() -> None:
-    with pytest.raises(ValueError, match="would lose the others; use --pool 5 or more"):
+    with pytest.raises(ValueError, match="would lose the others; use `pool=5` or more"):
         parse("shards:2")(balanced(), 4, KEY, None)
 
 
@@ -214,7 +214,7 @@ def test_natural_chooses_a_smaller_pool_by_key() -> None:
 
 
 def test_natural_refuses_a_larger_pool_and_honours_least() -> None:
-    with pytest.raises(ValueError, match=r"natural has 3 clients .* not 4; use --pool 3"):
+    with pytest.raises(ValueError, match=r"natural has 3 clients .* not 4; use `pool=3`"):
         parse("natural")(grouped(), 4, KEY, None)
     assert parse("natural")(grouped(), None, KEY, 3).train.sizes.tolist() == [3]
 

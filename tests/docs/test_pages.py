@@ -12,6 +12,8 @@ PAGES = [
     "tutorials/index",
     "tutorials/method",
     "howto/own",
+    "howto/python",
+    "howto/sweep",
     "howto/resume",
     "howto/ship",
     "reference/index",

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from gossamer import FedAvg, Options, Summary, run
+from gossamer import FedAvg, Options, Summary
 from gossamer.accounting import Cost
-from gossamer.engine import Run, Stop, checkpoint, events, start
+from gossamer.engine import Run, Stop, checkpoint, events, run, start
 from gossamer.engine.checkpoint import Checkpoint, Progress, newest, ready, save, write_atomically
 from gossamer.engine.files import Damaged, seal_json, unseal_json
 from helpers import Toy, fedavg, lines, normed
@@ -128,9 +128,9 @@ class Unread(Toy):
 
 def test_a_folder_below_a_file_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match=r"cannot write to .*file/run .*Not a directory.*--out"):
+    with pytest.raises(OSError, match=r"cannot write to .*file/run .*Not a directory.*`out=`"):
         run(fedavg(), normed(), Unread(), rounds=1, out=tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=r"cannot write to .*file .*--out"):
+    with pytest.raises(OSError, match=r"cannot write to .*file .*`out=`"):
         run(fedavg(), normed(), Unread(), rounds=1, out=tmp_path / "file")
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40, 1000))
-    with pytest.raises(OSError, match=r"has 0 MiB free, but the run needs about 1 MiB.*--out"):
+    with pytest.raises(OSError, match=r"has 0 MiB free, but the run needs about 1 MiB.*`out=`"):
         run(fedavg(), normed(), Unread(), rounds=1, out=tmp_path)
 
 

@@ -159,7 +159,7 @@ def test_a_run_of_no_rounds_is_refused(rounds: int) -> None:
 
 
 def test_bad_settings_and_too_large_cohorts_are_refused() -> None:
-    with pytest.raises(ValueError, match="--lr must be above 0"):
+    with pytest.raises(ValueError, match="`lr=` must be above 0"):
         run(fedavg(lr=-1.0), mlp(), Toy(), rounds=1)
     with pytest.raises(ValueError, match="7 clients per round asked for, but the pool has 6"):
         run(fedavg(7), mlp(), Toy(), rounds=1)

@@ -235,14 +235,14 @@ class Described(Toy):
 
 @pytest.mark.parametrize("federation", [Toy(), Described()], ids=["asked", "described"])
 def test_nothing_can_be_chosen_on_data_that_nobody_holds_back(federation: Toy) -> None:
-    with pytest.raises(ValueError, match=r"no client has any; add e\.g\. --valid 0\.1"):
+    with pytest.raises(ValueError, match=r"no client has any; add e\.g\. `valid=0\.1`"):
         run(fedavg(), linear(), federation, rounds=1, options=VALID)
     assert bool(federation.asked) != isinstance(federation, Described)
 
 
 def test_validation_data_belong_to_personal_figures() -> None:
     options = replace(VALID, personal=False)
-    with pytest.raises(ValueError, match="--no-personal leaves out; use one of the two"):
+    with pytest.raises(ValueError, match="`personal=False` leaves out; use one of the two"):
         run(fedavg(), linear(), Holding(), rounds=1, options=options)
 
 

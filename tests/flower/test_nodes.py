@@ -191,7 +191,7 @@ def test_a_client_of_a_network_has_the_model_that_it_has_here_and_its_node_keeps
     assert main(["run", "spafl", *small, *more]) == 0
     setup, text = from_config(read(run / "config.toml")), (run / "config.toml").read_text()
     served(setup, Loopback.of(setup, tmp_path / "nodes"), tmp_path / "served", text=text)
-    with pytest.raises(ValueError, match="is at its node; --states names"):
+    with pytest.raises(ValueError, match="is at its node; `states=` names"):
         export.take(tmp_path / "served", 2)
     with pytest.raises(FileNotFoundError, match="does not have what client 2 kept by round 2"):
         export.take(tmp_path / "served", 2, tmp_path)

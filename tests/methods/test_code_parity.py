@@ -206,7 +206,7 @@ def test_the_head_of_erk_plus_has_a_density_of_its_own(
         masks = method.init(ctx(plain_task(), 0)).masks
         found = sparsity.count(masks[-1] if isinstance(method, Flash) else masks)
         assert found["3.weight"] == kept and sum(found.values()) == round(density * 228)
-        with pytest.raises(ValueError, match="use another --density or --fc-density"):
+        with pytest.raises(ValueError, match="use another `density=` or `fc_density=`"):
             dense.init(ctx(plain_task(), 0))
 
 

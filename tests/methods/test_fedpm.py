@@ -369,13 +369,13 @@ def test_gradients_of_all_scores_are_counted() -> None:
 
 @pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
 def test_what_adam_does_not_have_is_refused(setting: str) -> None:
-    with pytest.raises(ValueError, match="--momentum and --weight-decay"):
+    with pytest.raises(ValueError, match="`momentum=` and `weight_decay=`"):
         small(training=replace(QUICK, **{setting: 0.5})).init(server_ctx(four()))
 
 
 def test_a_model_without_layers_to_mask_is_refused() -> None:
     task = Task.of(nn.Linear(4, 1), torch.zeros(2, 4), prunable=lambda leaf: False)
-    with pytest.raises(ValueError, match="--prunable"):
+    with pytest.raises(ValueError, match="`prunable=`"):
         FedPM().init(server_ctx(task))
 
 

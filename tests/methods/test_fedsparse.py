@@ -324,7 +324,7 @@ def test_gates_may_be_drawn_for_each_example() -> None:
 
 def test_batch_normalisation_takes_no_gates_for_each_example() -> None:
     method = toy(gate_sample="example")
-    with pytest.raises(ValueError, match="--gate-sample batch"):
+    with pytest.raises(ValueError, match="`gate_sample='batch'`"):
         method.init(server_ctx(net("batch"), round=0))
 
 

@@ -249,7 +249,7 @@ def test_a_model_that_cannot_be_followed_is_trained_as_a_whole() -> None:
     down = sent(method, task, state)
     groups = groups_of(method, task)
     assert compaction.plan(task, groups, down.alive, state.params, {}) is None
-    with pytest.raises(ValueError, match=r"--gate-bias must know .* of Branching cannot"):
+    with pytest.raises(ValueError, match=r"`gate_bias=True` must know .* of Branching cannot"):
         pruned(toy(gate_bias=True), task, {})
 
 

@@ -334,13 +334,13 @@ def test_all_groups_begin_as_open_as_asked_for() -> None:
 
 
 def test_gates_that_would_be_pruned_at_once_are_refused() -> None:
-    with pytest.raises(ValueError, match="--prune-below"):
+    with pytest.raises(ValueError, match="`prune_below=`"):
         toy(theta0=0.3, prune_below=0.3).init(server_ctx(net(), round=0))
 
 
 def test_groups_that_are_too_small_are_told_of_once() -> None:
     method = toy(granularity="weights", temperature=1e-2)
-    with pytest.warns(UserWarning, match="groups are too small .* --temperature") as told:
+    with pytest.warns(UserWarning, match="groups are too small .* `temperature=`") as told:
         state = method.init(server_ctx(net(), round=0))
     assert len(told) == 1
     least = float(softplus(state.thresholds).min())
@@ -354,7 +354,7 @@ def test_groups_of_zeros_are_refused() -> None:
     nn.init.zeros_(plain.weight[1])  # type: ignore[arg-type]
     task = Task.of(layers, torch.zeros(2, 4))
     with pytest.raises(
-        ValueError, match=r"1 of 3 groups of 0.weight are initialised to zero.*--prunable"
+        ValueError, match=r"1 of 3 groups of 0.weight are initialised to zero.*`prunable=`"
     ):
         toy().init(server_ctx(task, round=0))
 

@@ -500,9 +500,9 @@ def test_answers_of_another_kind_are_refused() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ValueError, match="add --upload all"):
+    with pytest.raises(ValueError, match="add `upload='all'`"):
         variant(prune_first=True).init(at(0))
-    with pytest.raises(ValueError, match="use --rounds 3 or more, or --candidates 1"):
+    with pytest.raises(ValueError, match="use `rounds=3` or more, or `candidates=1`"):
         toy().init(at(0, net(norm=True), rounds=2))
     toy(candidates=1).init(at(0, net(norm=True), rounds=1))
     nothing = Task.of(nn.BatchNorm1d(4), torch.zeros(2, 4))

@@ -87,7 +87,7 @@ def test_rounding_on_the_way_down_is_no_vote() -> None:
 
 
 def test_signs_without_a_price_are_refused() -> None:
-    with pytest.raises(ValueError, match="--server sign goes by the prior's gradient"):
+    with pytest.raises(ValueError, match="`server='sign'` goes by the prior's gradient"):
         Laplace(server="sign", strength=0.0).init(server_ctx(two()))
 
 

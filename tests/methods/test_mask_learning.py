@@ -314,19 +314,19 @@ def test_growth_by_momentum_needs_momentum_everywhere(setting: dict[str, Any]) -
     fine = Learning(momentum_of_inactive=True, **setting)
     fine.check(Training(momentum=0.9), 0.25)
     for learning, momentum in ((fine, 0.0), (Learning(**setting), 0.9)):
-        with pytest.raises(ValueError, match="--momentum above 0 and --momentum-of-inactive"):
+        with pytest.raises(ValueError, match="`momentum=` above 0 and `momentum_of_inactive=True`"):
             learning.check(Training(momentum=momentum), 0.25)
     Learning().check(Training(), 0.25)
 
 
 def test_an_update_at_the_end_with_a_rate_that_fell_to_zero_is_refused() -> None:
     late = Learning(update_at="end")
-    with pytest.raises(ValueError, match="--prune-decay constant"):
+    with pytest.raises(ValueError, match="`prune_decay='constant'`"):
         late.check(Training(epochs=1), 0.25)
     late.check(Training(epochs=2), 0.25)
     Learning(update_at="end", prune_decay="constant").check(Training(epochs=1), 0.25)
     replace(late, prune_end=0.005).check(Training(epochs=1), 0.25)
-    with pytest.raises(ValueError, match=r"to --prune-end 0\.3, which is more"):
+    with pytest.raises(ValueError, match=r"to `prune_end=0\.3`, which is more"):
         Learning(prune_end=0.3).check(Training(), 0.25)
 
 

@@ -222,7 +222,7 @@ def test_an_empty_round_leaves_the_server_as_it_is() -> None:
 
 
 def test_growth_by_momentum_is_refused_without_momentum() -> None:
-    with pytest.raises(ValueError, match="--momentum above 0"):
+    with pytest.raises(ValueError, match="`momentum=` above 0"):
         bench(toy("nst", growth="momentum")).init()
 
 

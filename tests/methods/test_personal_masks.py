@@ -306,7 +306,7 @@ def test_subfedavg_counts_biases_among_what_is_left() -> None:
 
 def test_subfedavg_refuses_a_single_epoch() -> None:
     method = replace(SubFedAvg(), training=replace(SubFedAvg().training, epochs=1))
-    with pytest.raises(ValueError, match="--epochs 2 or more"):
+    with pytest.raises(ValueError, match="`epochs=2` or more"):
         method.init(server_ctx(linear()))
 
 

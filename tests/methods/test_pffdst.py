@@ -302,12 +302,12 @@ def test_the_best_model_needs_validation_data() -> None:
     down = method.down(here, method.init(here), CLIENT)
     data = Tiny().client(0)
     nothing = Examples(data.valid.x[:0], data.valid.y[:0])
-    with pytest.raises(ValueError, match=r"use e\.g\. --valid 0\.1"):
+    with pytest.raises(ValueError, match=r"use e\.g\. `valid=0\.1`"):
         method.begin(replace(here, data=replace(data, valid=nothing)), down, None)
 
 
 def test_one_round_is_too_short_for_two_phases() -> None:
-    with pytest.raises(ValueError, match="--no-freezing"):
+    with pytest.raises(ValueError, match="`freezing=False`"):
         PFFDST().init(ctx(toy(), 0, 1))
     PFFDST(freezing=False).init(ctx(toy(), 0, 1))
 

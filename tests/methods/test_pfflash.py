@@ -104,5 +104,5 @@ def test_every_promise_is_kept_where_masks_are_learned_beside_a_frozen_part() ->
 
 
 def test_a_probe_and_two_phases_take_three_rounds() -> None:
-    with pytest.raises(ValueError, match="--rounds 3 or more"):
+    with pytest.raises(ValueError, match="`rounds=3` or more"):
         Bench(toy(), plain_task(), Tiny(), 2).init()

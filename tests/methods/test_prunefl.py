@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--target-density 0\.5 is above --max-density 0\.2"):
+    with pytest.raises(ValueError, match=r"`target_density=0\.5` is above `max_density=0\.2`"):
         variant(max_density=0.2, target_density=0.5).init(server_ctx(net()))
     task = Task.of(nn.Linear(2, 2), torch.zeros(2, 2), prunable=())
     with pytest.raises(ValueError, match="no layer that may be pruned"):

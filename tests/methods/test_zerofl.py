@@ -302,7 +302,7 @@ def test_the_rate_falls_from_a_tenth_to_a_hundredth() -> None:
 
 def test_a_recurrent_layer_is_refused_before_the_first_round() -> None:
     task = Task.of(build("lstm", (4, 4), 3), torch.zeros(2, 4, 4))
-    with pytest.raises(ValueError, match=r"lstm\.weight.* --prunable"):
+    with pytest.raises(ValueError, match=r"lstm\.weight.* `prunable=`"):
         ZeroFL().init(server_ctx(task))
 
 

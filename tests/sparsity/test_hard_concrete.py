@@ -77,7 +77,7 @@ def test_groups_of_lenet_have_the_weights_of_their_filters_and_neurons() -> None
 
 def test_a_model_with_nothing_but_a_head_is_refused_until_that_is_gated() -> None:
     layout = Layout.trace(nn.Linear(3, 2), torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="--gate-head gated"):
+    with pytest.raises(ValueError, match="`gate_head='gated'`"):
         groups_of(layout)
     assert groups_of(layout, gate_head="gated").shapes == ((2,),)
 

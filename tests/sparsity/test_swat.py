@@ -238,5 +238,5 @@ def test_what_is_no_plain_layer_is_refused_by_name() -> None:
         X,
         prunable=["0.weight", "1.weight"],
     )
-    with pytest.raises(ValueError, match=r"1\.weight is not a weight of a plain .* --prunable"):
+    with pytest.raises(ValueError, match=r"1\.weight is not a weight of a plain .* `prunable=`"):
         swat.sparse_task(task, 0.5)

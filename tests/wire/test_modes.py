@@ -253,7 +253,7 @@ def test_modes_have_names_that_are_read_back() -> None:
 
 @pytest.mark.parametrize("text", ["", "f64", "zstd", "f32+", "f32+gzip", "f32 +zstd", "+zstd"])
 def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--wire is f32 or f16"):
+    with pytest.raises(ValueError, match="`wire=` is f32 or f16"):
         Mode.parse(text)
 
 

@@ -35,12 +35,12 @@ class Network:
             network = cls(**values)
         except (TypeError, ValueError):
             raise ValueError(
-                f"--network is one of {', '.join(NETWORKS)} or e.g. "
+                f"`network=` is one of {', '.join(NETWORKS)} or e.g. "
                 f"up=5e6,down=20e6,latency=0.05,flops=1e9, not {text!r}"
             ) from None
         positive = all(speed > 0 for speed in (network.up, network.down, network.flops))
         if not positive or not 0 <= network.latency < math.inf:
-            raise ValueError(f"--network needs positive speeds, not {text!r}")
+            raise ValueError(f"`network=` needs positive speeds, not {text!r}")
         return network
 
 

@@ -11,6 +11,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
     "resume": ("gossamer.cli.run:resume", "continue an interrupted run"),
     "compare": ("gossamer.cli.compare:compare", "run several methods on the same federation"),
+    "sweep": ("gossamer.cli.sweep:sweep", "try settings of a method, choose on validation data"),
     "paper": ("gossamer.cli.paper:paper", "reproduce a paper's table: published vs. measured"),
     "watch": ("gossamer.cli.watch:watch", "follow a running experiment"),
     "replay": ("gossamer.cli.run:replay", "repeat a failed client, to debug it"),
@@ -58,12 +59,14 @@ def _checked(words: Sequence[str], own: bool) -> int:
     """Runs a command; `own` means that the process does nothing else."""
     with _frozen_imports(own):
         from gossamer.cli.parsing import Refusal, show_notices, warn
+        from gossamer.cli.wording import notes
 
         show_notices()
         if words[0] in COMMANDS:
             _command(words[0])
     try:
-        return _command(words[0])(words[1:])
+        with notes(sys.stderr):
+            return _command(words[0])(words[1:])
     except Refusal as problem:
         warn(str(problem))
         return problem.code

@@ -87,6 +87,8 @@ class ComparisonProgress:
             f"{bits(summary.cost.up)} up, {bits(summary.cost.down)} down",
             f"{summary.seconds:.1f} s",
         ]
+        if self._screen:  # runs side by side show no rounds of their own
+            self._progress.update(self._bar, completed=self.done, description="")
         self.say(f"{plan.title} finished ({self._finished}/{self._runs})  {'  '.join(parts)}")
 
     def see(self, plan: Plan, figures: Figures) -> None:

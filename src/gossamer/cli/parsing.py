@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from gossamer import fields
+from gossamer.cli.wording import flags
 from gossamer.config import nearest, variants_with
 from gossamer.core import AnyMethod
 from gossamer.engine.files import Damaged, notices
@@ -24,7 +25,7 @@ class Refusal(Exception):
     """Unusable input; the text is the sentence to print."""
 
     def __init__(self, text: str, code: int = REFUSED) -> None:
-        super().__init__(text)
+        super().__init__(flags(text))
         self.code = code
 
 
@@ -153,7 +154,7 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """Prints a line about a problem to standard error."""
-    print(f"gossamer: {text}", file=sys.stderr, flush=True)
+    print(f"gossamer: {flags(text)}", file=sys.stderr, flush=True)
 
 
 class _Notices(logging.Handler):

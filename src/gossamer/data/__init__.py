@@ -10,6 +10,7 @@ from gossamer.data.division import Partition
 from gossamer.data.download import DownloadError
 from gossamer.data.federation import Augment, Federation
 from gossamer.data.inputs import Features, Images, Inputs, Tokens
+from gossamer.data.notes import DataWarning
 from gossamer.data.opening import Entry, federation, get, listing, load
 from gossamer.data.partitions import PARTITIONS, parse
 from gossamer.data.picture import picture
@@ -25,6 +26,7 @@ __all__ = [
     "SOURCES",
     "Arrays",
     "Augment",
+    "DataWarning",
     "DownloadError",
     "Entry",
     "Features",

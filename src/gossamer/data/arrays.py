@@ -36,6 +36,13 @@ class Arrays:
     test: Rows
     labels: Labels
 
+    def __repr__(self) -> str:
+        labels = self.labels
+        return (
+            f"Arrays({self.name}: {len(labels.train):,} training and {len(labels.test):,} test "
+            f"examples of shape {self.kind.shape}, {labels.classes} classes)"
+        )
+
     def __post_init__(self) -> None:
         labels = self.labels
         for split, x, y in (

@@ -124,7 +124,7 @@ def _read(name: str, pool: int) -> Floats:
         if id >= pool:
             raise ValueError(
                 f"{at} has client {id}, but the pool has clients 0 to {pool - 1}; "
-                f"leave out the line, or use a larger --pool"
+                f"leave out the line, or use a larger `pool=`"
             )
         if value is None or not _affordable(value):
             raise ValueError(

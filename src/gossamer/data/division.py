@@ -54,11 +54,11 @@ def checked(
         raise ValueError(
             f"client {poorest} has {has} under {partition} with {pool} clients; use "
             + (
-                f"--pool {max(1, len(train.rows) // max(1, least or 1))} or fewer"
+                f"`pool={max(1, len(train.rows) // max(1, least or 1))}` or fewer"
                 if not getattr(partition, "sizes_differ", False)
-                else "--least 0 to leave such clients out, fewer clients or a larger alpha"
+                else "`least=0` to leave such clients out, fewer clients or a larger alpha"
                 if not fewest
-                else f"--least {fewest} or less, fewer clients or a larger alpha"
+                else f"`least={fewest}` or less, fewer clients or a larger alpha"
             )
         )
     return Split(train, test)

@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from gossamer.core import Client, Data, Examples, Key
 
+if TYPE_CHECKING:
+    from gossamer.data.inputs import Inputs
+
 Augment = Callable[[Tensor, Key], Tensor]
 """Augments a batch of training inputs by the key of the step."""
 
 
-class Federation(Protocol):
-    """What the engine needs of data; everything is loaded on demand."""
+@dataclass(frozen=True)
+class Origin:
+    """The arguments of `data.federation` that build a federation again."""
+
+    name: str
+    partition: str | None
+    pool: int | None
+    seed: int
+    least: int | None
+    valid: float
+    inputs: Inputs
+    budgets: str | None
+
+
+MAKERS = ("from_arrays", "from_torch", "from_clients", "from_hugging_face")
+
+if TYPE_CHECKING:
+    from gossamer.data import makers
+
+    class _Makers(ABCMeta):
+        from_arrays = staticmethod(makers.from_arrays)
+        from_torch = staticmethod(makers.from_torch)
+        from_clients = staticmethod(makers.from_clients)
+        from_hugging_face = staticmethod(makers.from_hugging_face)
+
+else:
+
+    class _Makers(type(Protocol)):
+        """Functions of the class `Federation` itself, which federations need not have."""
+
+        def __getattr__(cls, name):
+            if name not in MAKERS:
+                raise AttributeError(f"{cls.__name__} has no {name!r}")
+            return getattr(import_module("gossamer.data.makers"), name)
+
+        def __dir__(cls):
+            return [*super().__dir__(), *MAKERS]
+
+
+class Federation(Protocol, metaclass=_Makers):
+    """What the engine needs of data; everything is loaded on demand.
+
+    `Federation.from_arrays`, `from_torch`, `from_clients` and `from_hugging_face` make one.
+    """
 
     @property
     def name(self) -> str: ...

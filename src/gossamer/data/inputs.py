@@ -22,20 +22,42 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Scale: TypeAlias = Literal["normalised", "unit", "raw"]
 SCALES: tuple[str, ...] = get_args(Scale)
+Layout: TypeAlias = Literal["auto", "nhwc", "nchw"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """How stored examples become inputs of a model."""
+    """How your own files are read, and how stored examples become inputs of a model."""
 
     scale: Scale = "normalised"
     """`normalised`, `unit` for [0, 1], or `raw` for 0..255."""
     augment: bool = False
     """Whether training images are cropped and mirrored."""
+    label: str = ""
+    """The column of a `csv:` that is the label: its name, or its number from 1."""
+    size: str = ""
+    """To which pictures of a `folder:` are resized: `32`, or WIDTHxHEIGHT."""
+    layout: Layout = "auto"
+    """Whether channels of images in an `npz:` are last (`nhwc`) or first (`nchw`)."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise ValueError(f"no scale {self.scale!r}; use one of {', '.join(SCALES)}")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"no layout {self.layout!r}; use one of {', '.join(LAYOUTS)}")
+        if self.size:
+            _ = self.width_and_height
+
+    @property
+    def width_and_height(self) -> tuple[int, int] | None:
+        """The size of pictures, if one is asked for."""
+        if not self.size:
+            return None
+        sides = self.size.lower().split("x")
+        if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise ValueError(f"a size is 32 or WIDTHxHEIGHT such as 64x48, not {self.size!r}")
+        return int(sides[0]), int(sides[-1])
 
 
 class Rows(Protocol):
@@ -131,6 +153,24 @@ class Features:
         if scale == "normalised":
             values = (values - self.mean) / self.std
         return torch.from_numpy(values)
+
+    def augment(self, scale: Scale) -> Augment | None:
+        return None
+
+    def facts(self, scale: Scale) -> dict[str, object]:
+        return {}
+
+
+@dataclass(frozen=True)
+class AsGiven:
+    """Rows that reach the model as they are: somebody has prepared them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+        values = rows.astype(np.float32) if rows.dtype == np.float64 else rows
+        return torch.from_numpy(np.ascontiguousarray(values))
 
     def augment(self, scale: Scale) -> Augment | None:
         return None

@@ -127,7 +127,7 @@ class Shards:
         if self.each * pool < len(present):
             raise ValueError(
                 f"{self} hands out {self.each * pool} of {len(present)} classes to {pool} clients "
-                f"and would lose the others; use --pool {-(-len(present) // self.each)} or more"
+                f"and would lose the others; use `pool={-(-len(present) // self.each)}` or more"
             )
         held = self._hands(len(present), pool, key.fold("hands").numpy())
         owners = []

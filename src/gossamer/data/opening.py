@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays
 from gossamer.data.budgets import deal_budgets
 from gossamer.data.download import Progress, bar, fetch
+from gossamer.data.federation import Origin
 from gossamer.data.inputs import Inputs
 from gossamer.data.partitions import parse
 from gossamer.data.sources import FORMATS, SOURCES
@@ -40,15 +41,18 @@ def federation(
         seed: Of the partition, the validation data and the budgets.
         least: The fewest training examples of a client.
         valid: The fraction of each client's training examples that is moved to validation.
-        inputs: How stored examples become inputs of the model.
+        inputs: How files are read, and how stored examples become inputs of the model.
         budgets: Densities that clients can afford: shares such as `0.2:40%,0.1:60%`, a CSV file, or
             numbers that are dealt to the clients.
     """
     if pool is not None and pool < 1:
-        raise ValueError(f"a pool of {pool} clients is empty; use --pool 1 or more")
+        raise ValueError(f"a pool of {pool} clients is empty; use `pool=1` or more")
     if least is not None and least < 0:
         raise ValueError(f"least is {least}, but is a number of examples; use 0 or more")
     key = Key(seed).fold("data")
+    origin = None
+    if isinstance(name, str) and (budgets is None or isinstance(budgets, str)):
+        origin = Origin(name, partition, pool, seed, least, valid, inputs, budgets)
     if isinstance(name, str) and name.partition(":")[0] == "synthetic":
         if partition not in (None, "natural"):
             raise ValueError(
@@ -57,25 +61,47 @@ def federation(
             )
         if inputs.augment:
             raise ValueError(f"{name} has no pictures to crop and mirror; leave out augment")
+        for setting in READ_BY:
+            if getattr(inputs, setting) != getattr(Inputs(), setting):
+                raise ValueError(f"{name} is drawn, not read from files; leave out `{setting}=`")
         alpha, beta = _numbers(name)
         clients = pool or 100
         if budgets is not None:  # dealt now, so that a wrong one is refused before any work
             budgets = tuple(deal_budgets(budgets, clients, key.fold("budgets")).tolist())
-        return Synthetic(key, clients, alpha, beta, valid, budgets=budgets)
-    arrays = load(name, key) if isinstance(name, str) else name
+        return Synthetic(key, clients, alpha, beta, valid, budgets=budgets, origin=origin)
+    arrays = load(name, key, inputs) if isinstance(name, str) else name
     if partition is None:
         source = SOURCES.get(arrays.name)
         partition = source.partition if source else "natural" if arrays.labels.groups else "iid"
     how = parse(partition)
     split = how(arrays.labels, pool, key.fold("partition"), least)
-    return federate(arrays, split, str(how), key, valid, inputs, budgets)
+    made = federate(arrays, split, str(how), key, valid, inputs, budgets)
+    return replace(made, origin=origin)
 
 
-def load(name: str, key: Key | None = None) -> Arrays:
-    """The whole data set of a name, undivided; `key` chooses test rows where files have none."""
+READ_BY = {"label": "csv", "size": "folder", "layout": "npz"}
+"""Which format each setting of reading belongs to."""
+
+
+def load(name: str, key: Key | None = None, inputs: Inputs = Inputs()) -> Arrays:
+    """The whole data set of a name, undivided.
+
+    Args:
+        name: One of `SOURCES`, or a file such as `csv:table.csv`.
+        key: Chooses the test rows where files have none.
+        inputs: How files are read: the label of a table, the size of pictures, the layout of
+            arrays.
+    """
     form, colon, path = name.partition(":")
-    if colon and form in FORMATS:
-        return FORMATS[form](Path(path).expanduser(), key or Key(0).fold("data"))
+    own = colon != "" and form in FORMATS
+    for setting, reader in READ_BY.items():
+        asked = getattr(inputs, setting) != getattr(Inputs(), setting)
+        if asked and not (own and form == reader):
+            raise ValueError(
+                f"`{setting}=` is for data in {reader}:, not for {name!r}; leave it out"
+            )
+    if own:
+        return FORMATS[form](Path(path).expanduser(), key or Key(0).fold("data"), inputs)
     if name in SOURCES:
         source = SOURCES[name]
         return source.read(located(source))

@@ -98,7 +98,7 @@ class Natural:
         if pool is not None and pool > len(able):
             raise ValueError(
                 f"natural has {len(able)} clients with {max(1, least or 1)} or more training "
-                f"examples, not {pool}; use --pool {len(able)} or fewer"
+                f"examples, not {pool}; use `pool={len(able)}` or fewer"
             )
         if pool is not None:
             able = np.sort(key.fold("groups").numpy().choice(able, size=pool, replace=False))

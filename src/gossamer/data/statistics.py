@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.data.synthetic import Synthetic
+from gossamer.data.federation import Federation
 from gossamer.data.tensors import Tensors
 
 
-def statistics(federation: Tensors | Synthetic) -> Mapping[str, Any]:
+def statistics(federation: Federation) -> Mapping[str, Any]:
     """The federation's description, classes held per client, and the size of every client."""
     sizes = np.array([client.examples for client in federation.pool])
     known: dict[str, Any] = dict(federation.describe())

@@ -22,7 +22,7 @@ import torch
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Pool
 from gossamer.data.budgets import deal_budgets, facts
-from gossamer.data.federation import Augment
+from gossamer.data.federation import Augment, Origin
 from gossamer.data.inputs import Floats, Ints
 
 
@@ -40,16 +40,21 @@ class Synthetic:
     largest: int = 1000
     budgets: Sequence[float] | None = None
     augment: Augment | None = field(default=None, init=False)
+    origin: Origin | None = field(default=None, compare=False)
+    """How `data.federation` made it, if it did."""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise ValueError(f"a pool of {self.clients} clients is empty; use --pool 1 or more")
+            raise ValueError(f"a pool of {self.clients} clients is empty; use `pool=1` or more")
         if self.alpha < 0 or self.beta < 0:
             raise ValueError(
                 f"synthetic:{self.alpha:g},{self.beta:g} has a negative number; use 0 or more"
             )
         if not 0 <= self.valid < 1:
             raise ValueError(f"valid is {self.valid}, but must be a fraction from 0 up to 1")
+
+    def __repr__(self) -> str:
+        return f"Synthetic({self.alpha:g}, {self.beta:g}: {self.clients:,} clients, 10 classes)"
 
     @property
     def name(self) -> str:

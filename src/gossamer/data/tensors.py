@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Arrays, Index, Pool, Split
 from gossamer.data.budgets import deal_budgets, facts
-from gossamer.data.federation import Augment
+from gossamer.data.federation import Augment, Origin
 from gossamer.data.inputs import Floats, Inputs, Ints, Rows, Scale
 
 
@@ -32,6 +32,15 @@ class Tensors:
     partition: str
     scale: Scale = "normalised"
     augment: Augment | None = None
+    origin: Origin | None = field(default=None, compare=False)
+    """How `data.federation` made it, if it did and can do so again."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Tensors({self.name}, {self.partition}: {len(self.train):,} clients, "
+            f"{len(self.train.rows):,} training and {len(self.arrays.labels.test):,} test examples "
+            f"of shape {self.shape}, {self.classes} classes)"
+        )
 
     @property
     def name(self) -> str:

@@ -213,14 +213,14 @@ def ready(out: Path, need: int) -> None:
     except OSError as refusal:
         raise OSError(
             f"cannot write to {out} ({refusal.strerror or refusal}); "
-            "choose another folder with --out"
+            "choose another folder with `out=`"
         ) from refusal
     free = shutil.disk_usage(out).free
     if free < need:
         raise OSError(
             f"{out} has {free / 2**20:.0f} MiB free, but the run needs about "
             f"{need / 2**20:.0f} MiB for its checkpoints; free some space or choose another "
-            "folder with --out"
+            "folder with `out=`"
         )
 
 

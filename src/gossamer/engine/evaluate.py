@@ -99,7 +99,7 @@ def check_selection(options: Options, federation: Federation) -> None:
         return
     if not options.personal:
         raise ValueError(
-            "--select valid goes by every client's own validation data, which --no-personal "
+            "`select='valid'` goes by every client's own validation data, which `personal=False` "
             "leaves out; use one of the two"
         )
     held = federation.describe().get("valid")
@@ -107,8 +107,8 @@ def check_selection(options: Options, federation: Federation) -> None:
         held = any(len(federation.client(client.id).valid) for client in federation.pool)
     if not held:
         raise ValueError(
-            "--select valid chooses the best round on validation data, but no client has any; "
-            "add e.g. --valid 0.1 to hold back a tenth of each client's training data"
+            "`select='valid'` chooses the best round on validation data, but no client has any; "
+            "add e.g. `valid=0.1` to hold back a tenth of each client's training data"
         )
 
 

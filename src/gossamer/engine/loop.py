@@ -23,6 +23,7 @@ from gossamer.engine.evaluate import Evaluator, check_selection, sample_notice
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
 from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
+from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
 from gossamer.engine.privacy import Guard, Spent
@@ -142,7 +143,7 @@ def check_run(run: Run) -> None:
 def _check(run: Run) -> None:
     fields.check(run.method)
     if run.rounds < 1:
-        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
+        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:
@@ -197,9 +198,9 @@ class _Loop:
         private_folder(folder / "rounds")
         self.store = Store(folder / "rounds", record_types(self.run.method), run=identity)
         self.store.rollback(self.progress.round if saved else -1, saved.states if saved else {})
-        self.log = EventLog(
-            folder / "events.jsonl", *((saved.events, saved.chain) if saved else ())
-        )
+        log = folder / "events.jsonl"
+        self.history = History.read(log, saved.events) if saved else History()
+        self.log = EventLog(log, *((saved.events, saved.chain) if saved else ()))
         for client, reason in found.lost.items():
             self.store.forget(client)
             self.emit(StateLost(self.progress.round, client, reason))
@@ -272,6 +273,7 @@ class _Loop:
             state_hash=state_hash,
             interrupted=interrupted,
             state=self.state,
+            history=self.history,
         )
 
     # a round -----------------------------------------------------------------------------------
@@ -408,6 +410,7 @@ class _Loop:
         assert self.log is not None
         clock = Clock(time.time(), seconds)
         self.log.emit(event, clock)
+        self.history.see(event, clock)
         for sink in self.sinks:
             sink.emit(event, clock)
 

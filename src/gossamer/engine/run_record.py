@@ -64,6 +64,12 @@ class Run:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        return (
+            f"Run({self.name}, {self.rounds} rounds, seed {self.key.seed}: {self.task!r}, "
+            f"{self.federation!r})"
+        )
+
     @property
     def folder(self) -> Path:
         """Where events and checkpoints are kept."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ import torch
 import gossamer
 from gossamer.accounting import Cost
 from gossamer.arithmetic.library import library
-from gossamer.engine.events import (
-    SCHEMA,
-    Evaluated,
-    Started,
-)
+from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.events import SCHEMA, Evaluated, Started
+from gossamer.engine.history import History
 from gossamer.engine.options import Select
 from gossamer.engine.run_record import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Accuracy = Mapping[str, float | None]
 
@@ -67,6 +69,53 @@ class Summary:
     interrupted: bool
     state: Any
     """The final server state."""
+    history: History = field(default_factory=History)
+    """A record per round: costs so far and accuracy."""
+
+    def __repr__(self) -> str:
+        """The results in a line."""
+        from gossamer.report.units import bits
+
+        known = {"global": self.accuracy["global"], "personal": self.accuracy["personal_mean"]}
+        parts = [f"{name} accuracy {v:.4f}" for name, v in known.items() if v is not None]
+        parts += [f"{bits(self.cost.up)} up", f"{bits(self.cost.down)} down"]
+        rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
+        stopped = ", stopped" * self.interrupted
+        return f"Summary({self.method}, {rounds}{stopped}: {', '.join(parts)})"
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draws accuracy against rounds and against bits.
+
+        Args:
+            path: a file for it, too: .png, .svg or .pdf.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from gossamer.report.plot import plot
+
+        return plot(self, path)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Writes the page that `gossamer report` writes; returns its path.
+
+        Args:
+            path: of the page; by default `report.html` in the run's folder.
+
+        Raises:
+            FileNotFoundError: the run kept no folder.
+        """
+        from gossamer.report import report
+
+        folder = Path(self.run)
+        if not (folder / "events.jsonl").exists():
+            raise FileNotFoundError(
+                "this run kept no folder, and a report is made from it; run with `out=` a folder"
+            )
+        target = Path(path) if path is not None else folder / "report.html"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, report([folder]).html.encode())
+        return target
 
     def figures(self) -> dict[str, Any]:
         """The figures that `--json` prints."""

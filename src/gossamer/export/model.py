@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import gossamer
 from gossamer import fields, submodels
-from gossamer.config import Config, read
+from gossamer.config import Config, common, read, tables
 from gossamer.core import AnyMethod, Ctx, Ensemble, Examples, Key, Params, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint
@@ -103,11 +103,20 @@ class Mixed(nn.Module):
 # from a run --------------------------------------------------------------------------------------
 
 
-def take(run: Path | str, client: int | None = None, states: Path | str | None = None) -> Model:
+def take(
+    run: Path | str,
+    client: int | None = None,
+    states: Path | str | None = None,
+    parts: tuple[AnyMethod, Task, Federation] | None = None,
+) -> Model:
     """The model of a run's newest checkpoint, which stays as it is: the server's, or a client's.
 
-    What clients of a Flower project keep is on their nodes: `states` is the folder that a node has
-    for it.
+    Args:
+        run: the folder of the run.
+        client: whose personal model to take; None: the server's model.
+        states: what clients of a Flower project keep is on their nodes: the folder that a node has
+            for it.
+        parts: the method, task and federation of a run whose configuration cannot build them.
     """
     folder = Path(run)
     networked = (folder / PROJECT).exists()
@@ -115,7 +124,7 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
     check_text(path)
-    config = read(path)
+    config = read(path) if parts is None else common(tables(path))
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
     newest, damaged = _newest(folder / "rounds")
     if newest is None:
@@ -124,7 +133,7 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
         raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
     check_beside(newest, folder)
     remote = (folder / SIZES).exists()
-    method, task, federation = _built(config, folder, remote)
+    method, task, federation = parts or _built(config, folder, remote)
     experiment = config.experiment
     pool = federation.pool
     ctx = server_ctx(
@@ -185,7 +194,7 @@ def _kept(
         return data
     if states is None:
         raise ValueError(
-            f"what client {client} keeps is at its node; --states names the node's folder for it"
+            f"what client {client} keeps is at its node; `states=` names the node's folder for it"
         )
     run = f"{config.method.rpartition(':')[2]}-{newest.run}"
     for node in sorted(states.glob("node-*")):

@@ -76,7 +76,7 @@ class FedPM:
 
     def init(self, ctx: Ctx) -> Server:
         if self.training.momentum or self.training.weight_decay:
-            raise ValueError("Adam has no --momentum and --weight-decay; leave both at 0")
+            raise ValueError("Adam has no `momentum=` and `weight_decay=`; leave both at 0")
         sparse_model.prunable(ctx)
         layout, theta = ctx.task.layout, {}
         for name in fan_ins(layout):

@@ -88,7 +88,7 @@ class FedSparse:
 
     def init(self, ctx: Ctx) -> Server:
         if self.theta0 <= self.prune_below:
-            wanted = f"--theta0 above --prune-below {self.prune_below:g}, not {self.theta0:g}"
+            wanted = f"`theta0=` above `prune_below={self.prune_below:g}`, not {self.theta0:g}"
             raise ValueError(f"all groups would be pruned at once; use a {wanted}")
         groups, params = self.groups(ctx), ctx.task.init(ctx.common.fold("init"))
         raw = hard_concrete.first_thresholds(groups, params, self.theta0, self.temperature)

@@ -102,7 +102,7 @@ class FedTiny:
         if spent >= ctx.rounds:
             raise ValueError(
                 f"the selection takes {spent} rounds that train nothing, and the run has "
-                f"{ctx.rounds}; use --rounds {spent + 1} or more, or --candidates 1"
+                f"{ctx.rounds}; use `rounds={spent + 1}` or more, or `candidates=1`"
             )
         return Server(mask_adjustment.start(*self.candidate(ctx, 0)), ())
 

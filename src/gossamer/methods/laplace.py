@@ -65,8 +65,8 @@ class Laplace:
 
     def init(self, ctx: Ctx) -> Server:
         if self.server == "sign" and not self.strength:
-            reason = "--server sign goes by the prior's gradient, and --strength 0 leaves none"
-            raise ValueError(f"{reason}; use a strength above 0, or --server median")
+            reason = "`server='sign'` goes by the prior's gradient, and `strength=0` leaves none"
+            raise ValueError(f"{reason}; use a strength above 0, or `server='median'`")
         params = ctx.task.init(ctx.common.fold("init"))
         trained = {name: params[name] for name in ctx.task.layout.parameters}
         return Server(params, self.adaptive.start(trained) if self.server == "sign" else None)

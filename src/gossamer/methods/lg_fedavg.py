@@ -86,7 +86,7 @@ def shared(layout: Layout, wanted: str) -> tuple[str, ...]:
         names = {name for pattern in patterns for name in matching(layout, pattern)}
     if not names:
         raise ValueError(
-            f"--shared {wanted!r} leaves nothing to share; use a larger number of last layers, "
+            f"`shared={wanted!r}` leaves nothing to share; use a larger number of last layers, "
             f"e.g. 2, or names such as {layout.parameters[-1]}"
         )
     return tuple(name for name in layout.names if name in names)
@@ -99,7 +99,7 @@ def matching(layout: Layout, pattern: str) -> list[str]:
         layers = [layer for layer in dict.fromkeys(map(layer_of, layout.names)) if layer]
         near = did_you_mean(pattern.rstrip(".*"), [*layout.names, *layers])
         raise ValueError(
-            f"--shared: no layer or tensor of this model is called {pattern!r}{near} "
+            f"`shared=`: no layer or tensor of this model is called {pattern!r}{near} "
             f"it has {', '.join(layers or layout.names)}"
         )
     return names

@@ -76,7 +76,7 @@ class NST:
         if ctx.budgets[0] < self.density:
             raise ValueError(
                 f"every client of NST has density {self.density:g}, and the smallest budget is "
-                f"{ctx.budgets[0]:g}; use spdst or jmwst with --budgets"
+                f"{ctx.budgets[0]:g}; use spdst or jmwst with `budgets=`"
             )
         first = self.first_masks(ctx)
         return Server(sparsity.masked(ctx.task.init(ctx.common.fold("init")), first), first)

@@ -95,7 +95,7 @@ class PFFDST:
 
     def init(self, ctx: Ctx) -> Server:
         if self.freezing and ctx.rounds < 2:
-            raise ValueError("a phase takes a round; use --rounds 2 or more, or --no-freezing")
+            raise ValueError("a phase takes a round; use `rounds=2` or more, or `freezing=False`")
         params = ctx.task.init(ctx.common.fold("init"))
         density = min(self.part + self.extra, Fraction(1))
         masks = sparsity.largest(params, quotas(ctx, density))  # Algorithm 1, line 1

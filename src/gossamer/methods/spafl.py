@@ -202,7 +202,7 @@ def settle(work: Work) -> None:
 
 def check_epochs(training: Training) -> None:
     if training.epochs < 2:
-        raise ValueError("the last epoch trains thresholds only; --epochs must be at least 2")
+        raise ValueError("the last epoch trains thresholds only; `epochs=` must be at least 2")
 
 
 def newcomer(ctx: Ctx) -> Local:

@@ -58,7 +58,7 @@ class SubFedAvg:
     def init(self, ctx: Ctx) -> Server:
         if self.training.epochs < 2:
             raise ValueError(
-                "the masks after the first and the last epoch are compared; use --epochs 2 or "
+                "the masks after the first and the last epoch are compared; use `epochs=2` or "
                 f"more, not {self.training.epochs:g}"
             )
         sparse_model.prunable(ctx)

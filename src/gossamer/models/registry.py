@@ -6,9 +6,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -60,6 +62,26 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: object) ->
     """
     if classes < 1:
         raise ValueError(f"a model needs at least one class, not {classes}")
+    module = _built(name, shape, classes, options)
+    given = ",".join(f"{key}={value}" for key, value in options.items() if key != "vocabulary")
+    if given:
+        separator = "," if "=" in name.rpartition(":")[2] else ":"
+        name = f"{name}{separator}{given}"
+    _NAMES[module] = name
+    return module
+
+
+_NAMES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def name_of(module: nn.Module) -> str | None:
+    """The name by which `build` made a module; None if it did not."""
+    return _NAMES.get(module)
+
+
+def _built(
+    name: str, shape: tuple[int, ...], classes: int, options: dict[str, object]
+) -> nn.Module:
     head, _, tail = name.partition(":")
     if head in MODELS:
         given = {**_split(name, tail), **options}
@@ -70,7 +92,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: object) ->
             f"no model {head!r}{did_you_mean(head, MODELS)} `gossamer ls` lists them all"
         )
     factory = load(f"{head}:{target}")
-    return _call(name, factory, shape, classes, {**_split(name, rest), **options})
+    return call(factory, shape, classes, name, {**_split(name, rest), **options})
 
 
 def default(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
@@ -135,13 +157,15 @@ def _from_package(place: str) -> object:
         ) from None
 
 
-def _call(
-    name: str,
+def call(
     factory: Callable[..., object],
     shape: tuple[int, ...],
     classes: int,
-    given: dict[str, object],
+    name: str = "",
+    given: Mapping[str, object] = MappingProxyType({}),
 ) -> nn.Module:
+    """The module that a factory of the user's builds, called as `build` does."""
+    name = name or getattr(factory, "__name__", "the factory")
     arguments = (shape, classes) if _takes_two(name, factory, given) else ()
     module = factory(*arguments, **{key: _guess(value) for key, value in given.items()})
     if not isinstance(module, nn.Module):
@@ -151,7 +175,7 @@ def _call(
     return module
 
 
-def _takes_two(name: str, factory: Callable[..., object], given: dict[str, object]) -> bool:
+def _takes_two(name: str, factory: Callable[..., object], given: Mapping[str, object]) -> bool:
     """Whether a factory takes shape and classes: by these names, or as its two required arguments.
 
     `Net(hidden=10, depth=2)` accepts two arguments, but means others.

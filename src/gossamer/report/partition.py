@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.data import federation
+from gossamer.data import Inputs, federation
+from gossamer.data.opening import READ_BY
 from gossamer.data.picture import subtitle, table
+from gossamer.references import is_code, only_in_python
 from gossamer.report.runs import Run
 
 MOST = 4
@@ -56,6 +58,8 @@ def _partition(run: Run, experiment: Mapping[str, Any]) -> Partition:
     seed = run.seed if own < 0 else own
     if seed is None:
         raise ValueError("the seed is unknown")
+    if is_code(experiment["data"]) or only_in_python(experiment["data"]):
+        raise ValueError(f"the data came from Python code ({experiment['data']})")
     divided = federation(
         experiment["data"],
         experiment.get("partition") or None,
@@ -63,6 +67,7 @@ def _partition(run: Run, experiment: Mapping[str, Any]) -> Partition:
         seed=seed,
         least=None if least < 0 else least,
         valid=experiment.get("valid", 0.0),
+        inputs=Inputs(**{name: experiment[name] for name in READ_BY if name in experiment}),
     )
     logged, here = run.started.get("data"), divided.describe()
     if isinstance(logged, dict):

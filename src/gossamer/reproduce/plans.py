@@ -121,9 +121,9 @@ def plans(
         ValueError: the settings contradict each other, or a value is out of bounds.
     """
     if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+        raise ValueError(f"`seeds=` must be at least 1, not {seeds}")
     if equal == "training" and "rounds" not in settings:
-        raise ValueError("--equal training needs --rounds, e.g. --rounds 100")
+        raise ValueError("`equal='training'` needs `rounds=`, e.g. `rounds=100`")
     common = _common(contenders, settings)
     configs = {}
     for each, name in zip(contenders, _folders(contenders), strict=True):
@@ -203,9 +203,7 @@ def _configured(
     """The configuration of a contender: the common settings, then its own."""
     for name in each.own:
         if name in SHARED or name == "seed":
-            raise ValueError(
-                f"{name} is the same for all methods of a comparison; use --{fields.flag(name)}"
-            )
+            raise ValueError(f"{name} is the same for all methods of a comparison; use `{name}=`")
         if name not in _settings(each) | common_settings():
             known = {**_settings(each), **common_settings()}
             if entry := variants_with(each.config.method, name):
@@ -247,7 +245,7 @@ def _agreed(
         elif methods or item.name in SHARED:
             raise ValueError(
                 f"{files[0]} has {item.name} {values[0]!r}, and {files[other]} {values[other]!r}; "
-                f"set --{fields.flag(item.name)} for all of them"
+                f"set `{item.name}=` for all of them"
             )
     return fields.replace(usual, agreed)
 

@@ -75,7 +75,7 @@ def erk_plus(layout: Layout, density: Number, head: Number = 1.0) -> Densities:
         raise ValueError(
             f"density {float(density):g} keeps {float(total):.0f} weights, which does not fit "
             f"{last} at density {float(share):g} ({float(spent):.0f} weights); use another "
-            f"--density or --fc-density"
+            f"`density=` or `fc_density=`"
         )
     weights = {name: Fraction(sum(layout[name].shape)) for name in rest}
     others = _ratios(share_out(total - spent, weights, rest), rest)

@@ -71,7 +71,7 @@ class Budgets:
         if self.densities[-1] < density - TOLERANCE:
             raise ValueError(
                 f"the largest budget is {self.densities[-1]:g} and the density {density:g}, so a "
-                f"part of the model would never be trained; use --density {self.densities[-1]:g}"
+                f"part of the model would never be trained; use `density={self.densities[-1]:g}`"
             )
         if len(self.densities) > MOST:
             raise ValueError(
@@ -80,8 +80,8 @@ class Budgets:
             )
         if group and self.several:
             raise ValueError(
-                "N:M masks with the same groups cannot be nested; use --group or "
-                "--budgets, not both"
+                "N:M masks with the same groups cannot be nested; use `group=` or "
+                "`budgets=`, not both"
             )
 
 

@@ -43,7 +43,7 @@ def gated(layout: Layout, axes: Mapping[str, int | None]) -> Groups:
     if not axes:
         raise ValueError(
             "this model has no layer with gates: the last linear layer has none, and there is "
-            "no other; use fedsparse-variants --gate-head gated, or see --prunable"
+            "no other; use fedsparse-variants `gate_head='gated'`, or see `prunable=`"
         )
     shapes, weights = [], []
     for name, axis in axes.items():

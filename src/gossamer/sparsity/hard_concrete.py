@@ -67,13 +67,13 @@ def first_thresholds(groups: Groups, params: Params, share: float, temperature: 
             raise ValueError(
                 f"{closed} of {part.numel()} groups of {name} are initialised to zero, and their "
                 "gates would never open; change the initialisation, or exclude the tensor with "
-                "--prunable"
+                "`prunable=`"
             )
     if small := int(infeasible(norms, share, temperature).sum()):
         warnings.warn(
             f"{small} of {groups.total} groups are too small to be open with probability "
-            f"{share:g} under any threshold and start less open; use a smaller --temperature "
-            "or --theta0",
+            f"{share:g} under any threshold and start less open; use a smaller `temperature=` "
+            "or `theta0=`",
             stacklevel=3,
         )
     return thresholds_for(norms, share, temperature)

@@ -94,7 +94,7 @@ def _made(task: Task, density: float) -> Task:
     for odd in wanted.keys() - {id(layer.weight) for layer in made.values()}:
         raise ValueError(
             f"{wanted[odd]} is not a weight of a plain convolution or linear layer, and only these "
-            "support sparse activations; exclude it with --prunable"
+            "support sparse activations; exclude it with `prunable=`"
         )
     module = holder["module"]
     places = [path for path, part in module.named_modules() if isinstance(part, SparseLayer)]

@@ -67,6 +67,14 @@ class Task:
         dropouts = seed_dropouts(module)
         object.__setattr__(self, "_runner", _Runner(module, dropouts, _slots(module, self.layout)))
 
+    def __repr__(self) -> str:
+        loss = getattr(self.criterion, "__name__", type(self.criterion).__name__)
+        count, prunable = self.layout.count, self.layout.total("count", self.layout.prunable)
+        return (
+            f"Task({type(self.module).__name__}, {loss}: {count:,} parameters, "
+            f"{prunable:,} of them prunable, on {self.device})"
+        )
+
     @classmethod
     def of(
         cls,

@@ -28,7 +28,7 @@ class Mode:
                 close = difflib.get_close_matches(word, known, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise ValueError(
-                    f"--wire is f32 or f16, optionally with +zstd or +ans, not {text!r}{hint}"
+                    f"`wire=` is f32 or f16, optionally with +zstd or +ans, not {text!r}{hint}"
                 )
         return cls(first == "f16", "zstd" in rest, "ans" in rest)
 

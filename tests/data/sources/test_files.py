@@ -104,7 +104,7 @@ def test_folders_with_train_and_test(tmp_path: Path) -> None:
     for part, count in (("train", 5), ("test", 2)):
         for number in range(count):
             paint(tmp_path / part / "cat" / f"{number}.png", (200, 0, 0))
-            paint(tmp_path / part / "dog" / f"{number}.png", (0, 100, 0), size=(12, 8))
+            paint(tmp_path / part / "dog" / f"{number}.png", (0, 100, 0))
     (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
     made = federation(f"folder:{tmp_path}", pool=2, inputs=Inputs("raw"))
     assert made.test.x.shape == (4, 3, 4, 6)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays
+from gossamer.data.inputs import Inputs
 from gossamer.data.sources.cifar import CIFAR10, CIFAR100
-from gossamer.data.sources.files import read_csv, read_npz
+from gossamer.data.sources.files import read_npz
 from gossamer.data.sources.hugging_face import hugging_face
 from gossamer.data.sources.idx import FMNIST, MNIST
 from gossamer.data.sources.leaf import FEMNIST
@@ -17,6 +18,7 @@ from gossamer.data.sources.pictures import read_folder
 from gossamer.data.sources.shakespeare import SHAKESPEARE
 from gossamer.data.sources.source import Remote, Source
 from gossamer.data.sources.sst2 import SST2
+from gossamer.data.sources.tables import read_csv
 from gossamer.data.sources.tiny_imagenet import TINY_IMAGENET
 
 SOURCES: dict[str, Source] = {
@@ -34,7 +36,7 @@ SOURCES: dict[str, Source] = {
     )
 }
 
-FORMATS: dict[str, Callable[[Path, Key], Arrays]] = {
+FORMATS: dict[str, Callable[[Path, Key, Inputs], Arrays]] = {
     "npz": read_npz,
     "folder": read_folder,
     "csv": read_csv,

@@ -1,32 +1,37 @@
-"""Your own data: NumPy archives, folders of pictures, tables of numbers."""
+"""Your own data: NumPy archives, and what they share with pictures and tables."""
 
 from __future__ import annotations
 
 import zipfile
-from math import isnan
 from pathlib import Path
 
 import numpy as np
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays, Labels
-from gossamer.data.inputs import Features, Images, Ints, Kind
+from gossamer.data.inputs import Features, Images, Inputs, Ints, Kind
+from gossamer.data.sources.classes import note_unseen, numbered
 
 HELD_OUT = 0.2
 """The fraction of the examples that becomes the test set where files name none."""
-LABELS = ("label", "y")
-"""How a column of labels may be called."""
+CHANNELS = (1, 2, 3, 4)
+"""How many channels an image may have for its layout to be recognised."""
 
 
-def read_npz(path: Path, key: Key) -> Arrays:
+def read_npz(path: Path, key: Key, inputs: Inputs = Inputs()) -> Arrays:
     """`x, y`, or `x_train, y_train, x_test, y_test`; `group_train, group_test, coarse` may follow.
 
-    Bytes of three or four dimensions are images (rows, height, width, channels); other numbers are
-    features. Groups (one number per example) make `natural` possible, coarse classes (one number
-    per class) `pachinko`.
+    Bytes of three or four dimensions are images; other numbers are features. Groups (one number per
+    example) make `natural` possible, coarse classes (one number per class) `pachinko`.
     """
-    content = _archive(path)
+    name, content = f"npz:{path}", _archive(path)
     parts = ("x_train", "y_train", "x_test", "y_test")
+    scalar = next((field for field, value in content.items() if not value.ndim), None)
+    if scalar is not None:
+        raise ValueError(
+            f"{scalar} in {path} is the single value {content[scalar]}; save arrays with one row "
+            f"per example"
+        )
     if {"x", "y"} <= content.keys():
         for field in content.keys() & {"y", "group"}:
             if len(content[field]) != len(content["x"]):
@@ -45,33 +50,80 @@ def read_npz(path: Path, key: Key) -> Arrays:
         raise ValueError(
             f"{path} has {', '.join(content) or 'nothing'}; save x and y, or {', '.join(parts)}"
         )
-    train_y, test_y = (_whole(content[f"y_{part}"], path) for part in ("train", "test"))
     coarse = content.get("coarse")
-    classes = 1 + int(max(train_y.max(initial=0), test_y.max(initial=0)))
+    labels = [_whole(content[f"y_{part}"], path) for part in ("train", "test")]
+    (train_y, test_y), classes = numbered(name, *labels, keep=coarse is not None)
+    if coarse is not None and len(coarse) < classes:
+        raise ValueError(f"{path} has {len(coarse)} coarse classes for {classes} classes")
     groups = None
     if {"group_train", "group_test"} <= content.keys():
         groups = (content["group_train"].astype(np.int64), content["group_test"].astype(np.int64))
-    labels = Labels(
+    facts = Labels(
         train_y, test_y, classes, groups, None if coarse is None else coarse.astype(np.int64)
     )
-    return arrays_of(f"npz:{path}", content["x_train"], content["x_test"], labels)
+    return arrays_of(name, content["x_train"], content["x_test"], facts, inputs)
 
 
-def arrays_of(name: str, train: np.ndarray, test: np.ndarray, labels: Labels) -> Arrays:
+def arrays_of(
+    name: str, train: np.ndarray, test: np.ndarray, labels: Labels, inputs: Inputs = Inputs()
+) -> Arrays:
     """Images where the rows are bytes in two or three dimensions, features otherwise."""
     kind: Kind
     if train.dtype.kind not in "biuf":
         raise ValueError(f"examples of {name} are {train.dtype}; give numbers")
     if not len(train):
         raise ValueError(f"{name} has no training examples; check its files")
+    if train.shape[1:] != test.shape[1:]:
+        raise ValueError(
+            f"{name} has training examples of shape {train.shape[1:]} and test examples of shape "
+            f"{test.shape[1:]}; give both the same"
+        )
+    if train.ndim == 1:
+        train, test = train[:, None], test[:, None]
     if train.dtype == np.uint8 and train.ndim in (3, 4):
-        if train.ndim == 3:
-            train, test = train[..., None], test[..., None]
+        train, test = (_channels_last(name, x, inputs.layout) for x in (train, test))
         kind = images_of(train)
     else:
+        train, test = (_channels_first(x, inputs.layout) for x in (train, test))
         kind = Features.of(_finite(name, train))
         _finite(name, test)
+    note_unseen(name, labels.train, labels.test)
     return Arrays(name, kind, train, test, labels)
+
+
+def layout_of(shape: tuple[int, ...]) -> str:
+    """`nhwc` or `nchw` if a shape of four dimensions can only be that, else an empty text.
+
+    Channels are one to four. Where both the first and the last dimension may be, the other two are
+    the sides of a square.
+    """
+    first, middle, last = shape[1:]
+    fits = {
+        "nchw": first in CHANNELS and (last not in CHANNELS or middle == last != first),
+        "nhwc": last in CHANNELS and (first not in CHANNELS or first == middle != last),
+    }
+    able = [name for name, fit in fits.items() if fit]
+    return able[0] if len(able) == 1 else ""
+
+
+def _channels_last(name: str, images: np.ndarray, asked: str) -> np.ndarray:
+    """Bytes of images as (rows, height, width, channels)."""
+    if images.ndim == 3:
+        return images[..., None]
+    layout = layout_of(images.shape) if asked == "auto" else asked
+    if not layout:
+        raise ValueError(
+            f"{name} has images of shape {images.shape[1:]}, and the channels may be the first or "
+            f"the last dimension; say `layout='nhwc'` if they are the last, `layout='nchw'` if not"
+        )
+    return np.ascontiguousarray(images.transpose(0, 2, 3, 1)) if layout == "nchw" else images
+
+
+def _channels_first(values: np.ndarray, asked: str) -> np.ndarray:
+    """Features as they are, but images with channels last are turned to channels first."""
+    if values.ndim == 4 and (layout_of(values.shape) if asked == "auto" else asked) == "nhwc":
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    return values
 
 
 def images_of(train: np.ndarray) -> Images:
@@ -90,40 +142,6 @@ def images_of(train: np.ndarray) -> Images:
     )
 
 
-def read_csv(path: Path, key: Key) -> Arrays:
-    """Numeric columns, a header or none; the label is the column `label` or `y`, else the last."""
-    _must_be_file(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ValueError(f"{path} is empty; give rows of numbers and a label")
-    names = [cell.strip().lower() for cell in lines[0].split(",")]
-    header = names[-1] in LABELS or not all(_is_number(cell) for cell in names[:-1])
-    rows = [line.split(",") for line in lines[header:]]
-    ragged = next(
-        (number for number, row in enumerate(rows, 1 + header) if len(row) != len(names)), None
-    )
-    if ragged is not None:
-        raise ValueError(
-            f"line {ragged} of {path} has {len(rows[ragged - 1 - header])} columns where the first "
-            f"has {len(names)}; give every line as many"
-        )
-    column = next((names.index(n) for n in LABELS if header and n in names), len(names) - 1)
-    words = [row.pop(column).strip() for row in rows]
-    try:
-        x = np.asarray(rows, np.float32)
-    except ValueError as error:
-        raise ValueError(f"{path} has a feature that is no number ({error})") from None
-    known = sorted(set(words), key=_rank)
-    y = np.asarray([known.index(word) for word in words], np.int64)
-    train, test = held_out(len(y), key)
-    labels = Labels(y[train], y[test], len(known))
-    return arrays_of(f"csv:{path}", x[train], x[test], labels)
-
-
 def held_out(count: int, key: Key) -> tuple[Ints, Ints]:
     """Rows to train on and rows to test on, where a data set does not say."""
     order = key.fold("held-out").numpy().permutation(count)
@@ -136,27 +154,14 @@ def _whole(y: np.ndarray, path: Path) -> Ints:
         raise ValueError(
             f"labels in {path} are {y.dtype} of shape {y.shape}; give whole numbers, one an example"
         )
+    if y.dtype == np.uint64 and len(y) and y.max() >= 2**63:
+        raise ValueError(f"labels in {path} go up to {y.max()}; give numbers of classes")
     return y.astype(np.int64)
-
-
-def _rank(label: str) -> tuple[int, float, str]:
-    """Labels in one order on every machine: numbers by size, before texts."""
-    if _is_number(label) and not isnan(value := float(label)):
-        return 0, value, label
-    return 1, 0.0, label
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _archive(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file; nothing in it is unpickled."""
-    _must_be_file(path)
+    must_be_file(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -175,13 +180,13 @@ def _finite(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _must_be_file(path: Path) -> None:
-    _must_exist(path)
+def must_be_file(path: Path) -> None:
+    must_exist(path)
     if path.is_dir():
         raise FileNotFoundError(f"{path} is a folder; give the path of a file after the colon")
 
 
-def _must_exist(path: Path) -> None:
+def must_exist(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; give the path of your data after the colon"

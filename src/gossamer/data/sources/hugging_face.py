@@ -9,7 +9,8 @@ import numpy as np
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays, Labels
-from gossamer.data.inputs import Ints, Tokens
+from gossamer.data.inputs import Inputs, Ints, Tokens
+from gossamer.data.sources.classes import numbered
 from gossamer.data.sources.files import arrays_of, held_out
 from gossamer.data.sources.sst2 import encode, vocabulary
 
@@ -53,8 +54,8 @@ def hugging_face(
         if column not in tables[0].column_names:
             raise KeyError(f"no column {column!r}; there are {', '.join(tables[0].column_names)}")
     inputs = [list(table[x or columns[0]]) for table in tables]
-    labels, classes = _number([list(table[y]) for table in tables])
-    groups = _number([list(table[group]) for table in tables])[0] if group else None
+    labels, classes = _number(name, [list(table[y]) for table in tables])
+    groups = _grouped([list(table[group]) for table in tables]) if group else None
     if len(tables) == 1:
         rows = held_out(len(labels[0]), key or Key(0).fold("data"))
         inputs = [[inputs[0][row] for row in part] for part in rows]
@@ -68,17 +69,29 @@ def hugging_face(
         return Arrays(
             name, Tokens(rows_of[0].shape[1], tuple(known)), rows_of[0], rows_of[1], facts
         )
-    return arrays_of(name, _stack(inputs[0]), _stack(inputs[1]), facts)
+    picture = hasattr(inputs[0][0], "getbands")  # of Pillow, whose channels are the last
+    layout = Inputs(layout="nhwc" if picture else "auto")
+    return arrays_of(name, _stack(inputs[0]), _stack(inputs[1]), facts, layout)
 
 
-def _number(parts: list[list[object]]) -> tuple[list[Ints], int]:
-    """Whole numbers from 0 stay as they are; names are numbered in alphabetical order."""
+def _number(name: str, parts: list[list[object]]) -> tuple[list[Ints], int]:
+    """Whole numbers are classes; names are numbered in alphabetical order."""
     if all(isinstance(value, int | np.integer) for part in parts for value in part):
-        numbers = [np.asarray(part, np.int64) for part in parts]
-        return numbers, 1 + max(int(part.max(initial=0)) for part in numbers)
+        return numbered(name, *(np.asarray(part, np.int64) for part in parts))
     known = sorted({str(value) for part in parts for value in part})
+    return _places(parts, known), len(known)
+
+
+def _grouped(parts: list[list[object]]) -> list[Ints]:
+    """Whole numbers stay as they are; names are numbered in alphabetical order."""
+    if all(isinstance(value, int | np.integer) for part in parts for value in part):
+        return [np.asarray(part, np.int64) for part in parts]
+    return _places(parts, sorted({str(value) for part in parts for value in part}))
+
+
+def _places(parts: list[list[object]], known: list[str]) -> list[Ints]:
     place = {value: number for number, value in enumerate(known)}
-    return [np.asarray([place[str(v)] for v in part], np.int64) for part in parts], len(known)
+    return [np.asarray([place[str(v)] for v in part], np.int64) for part in parts]
 
 
 def _stack(values: list[object]) -> np.ndarray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -9,23 +12,26 @@ import numpy as np
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays, Labels
-from gossamer.data.inputs import Ints
-from gossamer.data.sources.files import _must_exist, arrays_of, held_out
+from gossamer.data.inputs import Inputs, Ints
+from gossamer.data.sources.files import arrays_of, held_out, must_exist
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def read_folder(path: Path, key: Key) -> Arrays:
+def read_folder(path: Path, key: Key, inputs: Inputs = Inputs()) -> Arrays:
     """`train/CLASS/*.png` and `test/CLASS/*.png`, or `CLASS/*.png`, of which a part is held out.
 
-    All pictures become the size of the first one; colour unless every picture is grey.
+    All pictures must be of one size, or are resized to `inputs.size`; they are in colour unless
+    every picture is grey.
     """
-    _must_exist(path)
+    must_exist(path)
     if (path / "train").is_dir():
         tested = next((part for part in ("test", "val", "valid") if (path / part).is_dir()), None)
         names = _classes(path / "train")
         train, y = _pictures(path / "train", names)
         test, test_y = _pictures(path / (tested or "test"), names)
+        if tested is not None:
+            _no_other_class(path, tested, names)
         if tested is None:
             rows, held = held_out(len(y), key)
             train, test = [train[i] for i in rows], [train[i] for i in held]
@@ -40,13 +46,37 @@ def read_folder(path: Path, key: Key) -> Arrays:
         raise ValueError(
             f"{path} has no pictures ({', '.join(PICTURES)}); put some into its folders"
         )
-    images = open_pictures([*train, *test])
+    every_path = [*train, *test]
+    images = open_pictures(every_path, inputs.width_and_height or _one_size(path, every_path))
     labels = Labels(y, test_y, len(names))
-    return arrays_of(f"folder:{path}", images[: len(y)], images[len(y) :], labels)
+    known = replace(inputs, layout="nhwc")
+    return arrays_of(f"folder:{path}", images[: len(y)], images[len(y) :], labels, known)
 
 
-def open_pictures(paths: list[Path], size: tuple[int, int] | None = None) -> np.ndarray:
-    """Bytes of (pictures, height, width, 1 or 3), all of the size of the first."""
+def _one_size(folder: Path, paths: Sequence[Path]) -> tuple[int, int]:
+    """The size that all pictures have."""
+    sizes = Counter(_sizes(paths)).most_common()
+    if len(sizes) > 1:
+        usual = "x".join(map(str, sizes[0][0]))
+        shown = ", ".join(f"{w}x{h} ({count:,})" for (w, h), count in sizes[:3])
+        more = f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""
+        raise ValueError(
+            f"pictures in {folder} have {len(sizes)} sizes: {shown}{more}; resize them all with "
+            f"`size={usual!r}` or another WIDTHxHEIGHT"
+        )
+    return sizes[0][0]
+
+
+def _sizes(paths: Sequence[Path]) -> Iterator[tuple[int, int]]:
+    """Width and height of every picture, from its first bytes."""
+    image = pillow()
+    for path in paths:
+        with image.open(path) as picture:
+            yield picture.size
+
+
+def open_pictures(paths: Sequence[Path], size: tuple[int, int] | None = None) -> np.ndarray:
+    """Bytes of (pictures, height, width, 1 or 3), all of one size: by default that of the first."""
     image = pillow()
     images, grey = [], True
     for path in paths:
@@ -75,7 +105,19 @@ def _classes(folder: Path) -> list[str]:
     return names
 
 
-def _pictures(folder: Path, names: list[str]) -> tuple[list[Path], Ints]:
+def _no_other_class(path: Path, tested: str, names: Sequence[str]) -> None:
+    """Raises ValueError if there are test pictures of a class that has no folder in train."""
+    others = sorted({child.name for child in (path / tested).iterdir() if child.is_dir()})
+    others = [name for name in others if name not in names]
+    found, _ = _pictures(path / tested, others)
+    if found:
+        raise ValueError(
+            f"{path / tested} has classes that {path / 'train'} lacks: {', '.join(others)}; "
+            f"remove their folders, or add training pictures"
+        )
+
+
+def _pictures(folder: Path, names: Sequence[str]) -> tuple[list[Path], Ints]:
     paths, labels = [], []
     for label, name in enumerate(names):
         inside = sorted((folder / name).rglob("*")) if (folder / name).is_dir() else []

@@ -42,9 +42,9 @@ class Axes:
         listed = list(self.entries(structure))
         rates = dict(listed)
         if not listed:
-            raise ValueError("--axes is empty; use inputs, units, or a list such as conv1.out")
+            raise ValueError("`axes=` is empty; use inputs, units, or a list such as conv1.out")
         if len(rates) < len(listed):
-            raise ValueError(f"--axes {self.axes}: every layer has at most one .in and one .out")
+            raise ValueError(f"`axes={self.axes!r}`: every layer has at most one .in and one .out")
         return rates
 
     def entries(self, structure: Structure) -> Iterator[tuple[str, float]]:
@@ -54,7 +54,7 @@ class Axes:
             layer, _, side = place.strip().rpartition(".")
             if side not in ("in", "out"):
                 raise ValueError(
-                    f"--axes is inputs, units, or a list with entries such as conv1.out or "
+                    f"`axes=` is inputs, units, or a list with entries such as conv1.out or "
                     f"fc1.in=0.5, not {entry!r}"
                 )
             name = f"{layer}{WEIGHT}" if layer else WEIGHT[1:]
@@ -109,7 +109,7 @@ def rate_of(entry: str, text: str) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < 1:
-        raise ValueError(f"--axes: {entry!r} needs a rate of at least 0 and below 1")
+        raise ValueError(f"`axes=`: {entry!r} needs a rate of at least 0 and below 1")
     return rate
 
 
@@ -121,20 +121,20 @@ def check_entry(structure: Structure, name: str, entry: str, side: str) -> None:
         known = [each.removesuffix(WEIGHT) for each in layers]
         near = did_you_mean(name.removesuffix(WEIGHT), known)
         raise ValueError(
-            f"--axes: no layer of this model is called {name.removesuffix(WEIGHT)!r}{near} "
+            f"`axes=`: no layer of this model is called {name.removesuffix(WEIGHT)!r}{near} "
             f"it has {', '.join(known)}"
         )
     if side == "in" and (layout[name].kind != "linear" or name not in structure.wiring.columns):
         raise ValueError(
-            f"--axes {entry}: single inputs can be dropped in linear layers only; name the layer "
+            f"`axes={entry!r}`: single inputs can be dropped in linear layers only; name the layer "
             f"before it, with .out"
         )
     if side == "out" and name in structure.fixed:
-        raise ValueError(f"--axes {entry}: its units stay, because {structure.fixed[name]}")
+        raise ValueError(f"`axes={entry!r}`: its units stay, because {structure.fixed[name]}")
     if side == "out" and structure.tied[name]:
         raise ValueError(
-            f"--axes {entry}: its units are added to those of {structure.tied[name][0]}, and units "
-            f"of such sums cannot be dropped; name layers inside blocks"
+            f"`axes={entry!r}`: its units are added to those of {structure.tied[name][0]}, and "
+            f"units of such sums cannot be dropped; name layers inside blocks"
         )
 
 

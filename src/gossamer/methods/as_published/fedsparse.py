@@ -114,13 +114,13 @@ class FedSparseVariants:
                 behind(ctx.task)
             except ValueError as problem:
                 raise ValueError(
-                    f"--gate-bias must know which norm follows which filter, and {problem}; or "
-                    "leave out --gate-bias"
+                    f"`gate_bias=True` must know which norm follows which filter, and {problem}; "
+                    "or leave it out"
                 ) from problem
         if self.gate_sample == "example" and ctx.task.layout.batch_norm:
             raise ValueError(
-                "--gate-sample example trains on one example at a time, which batch normalisation "
-                "refuses; use --gate-sample batch or a model without it"
+                "`gate_sample='example'` trains on one example at a time, which batch "
+                "normalisation refuses; use `gate_sample='batch'` or a model without it"
             )
         return self.prune(ctx, self.pure.init(ctx))
 

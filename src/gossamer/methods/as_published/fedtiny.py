@@ -47,8 +47,8 @@ class AdjustmentReadings:
     def check(self) -> None:
         if self.prune_first and self.upload != "all":
             raise ValueError(
-                "--prune-first compares the gradients of weights just pruned, which clients do not "
-                "send; add --upload all"
+                "`prune_first=True` compares the gradients of weights just pruned, which clients "
+                "do not send; add `upload='all'`"
             )
 
     def due(self, adjustment: Adjustment, ctx: Ctx, active: Mapping[str, int]) -> Counts:

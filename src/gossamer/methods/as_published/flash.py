@@ -84,7 +84,7 @@ class FlashVariants:
             self.learning.check_groups()
         if pure.group and self.churn:
             raise ValueError(
-                "churn moves weights from group to group; use --group or --churn, not both"
+                "churn moves weights from group to group; use `group=` or `churn=`, not both"
             )
         pure.init(ctx)
         self.churned_layers(ctx)
@@ -309,7 +309,7 @@ def layers(names: Sequence[str], entries: str) -> list[str]:
             chosen = [name for name in names if name == entry]
         if not chosen:
             raise ValueError(
-                f"--churn-layers takes numbers up to {len(names)}, such as 9-16, or names of "
+                f"`churn_layers=` takes numbers up to {len(names)}, such as 9-16, or names of "
                 f"{', '.join(names)}, not {entry!r}"
             )
         selected += chosen

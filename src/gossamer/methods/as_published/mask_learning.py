@@ -42,29 +42,30 @@ class Learning:
         """Refuses growth by a momentum that does not exist, and updates that change nothing."""
         if self.prune_end > prune_rate:
             raise ValueError(
-                f"the rate falls from --prune-rate {prune_rate:g} to --prune-end "
-                f"{self.prune_end:g}, which is more; let the end be lower"
+                f"the rate falls from `prune_rate={prune_rate:g}` to "
+                f"`prune_end={self.prune_end:g}`, which is more; let the end be lower"
             )
         fades = self.prune_decay != "constant" and not self.prune_end
         if self.update_at == "end" and fades and training.epochs <= 1:
             raise ValueError(
-                f"--update-at end moves masks when the rate has fallen to zero by --prune-decay "
-                f"{self.prune_decay}; use --prune-decay constant, --prune-end, or more epochs"
+                f"`update_at='end'` moves masks when the rate has fallen to zero by "
+                f"`prune_decay={self.prune_decay!r}`; use "
+                f"`prune_decay='constant'`, `prune_end=`, or more epochs"
             )
         if "momentum" not in (self.redistribution, self.growth):
             return
         if not training.momentum or not self.momentum_of_inactive:
             raise ValueError(
-                "growth or redistribution by momentum needs --momentum above 0 and "
-                "--momentum-of-inactive, so that there is momentum where weights are masked"
+                "growth or redistribution by momentum needs `momentum=` above 0 and "
+                "`momentum_of_inactive=True`, so that there is momentum where weights are masked"
             )
 
     def check_groups(self) -> None:
         """Refuses growth under which the groups of an N:M mask would not keep their counts."""
         if self.loose:
             raise ValueError(
-                "every group of an N:M mask keeps its count, so that --group takes neither "
-                "--no-exact nor --growth bernoulli; use --exact and --growth random"
+                "every group of an N:M mask keeps its count, so that `group=` takes neither "
+                "`exact=False` nor `growth='bernoulli'`; use `exact=True` and `growth='random'`"
             )
 
     @property

@@ -109,8 +109,8 @@ class PFFDSTVariants:
         least = self.phases.probes + (2 if self.phases.freezing else 1)
         if ctx.rounds < least:
             raise ValueError(
-                f"a phase takes a round, and so does a probe; use --rounds {least} or more, or "
-                f"--no-freezing"
+                f"a phase takes a round, and so does a probe; use `rounds={least}` or more, or "
+                f"`freezing=False`"
             )
         self.learning.check(self.training, self.prune_rate)
         params = ctx.task.init(ctx.common.fold("init"))
@@ -286,8 +286,8 @@ def accuracy(ctx: Ctx, params: Params, by: FreezeFrom) -> float:
         if by == "best-test":
             return -1.0
         raise ValueError(
-            "--freeze-from best-valid needs validation data, and this client has none; "
-            "use e.g. --valid 0.1"
+            "`freeze_from='best-valid'` needs validation data, and this client has none; "
+            "use e.g. `valid=0.1`"
         )
     with torch.inference_mode():
         predicted = ctx.task.logits(ctx.task.own(params), held.x.to(ctx.task.device)).argmax(-1)

@@ -39,8 +39,9 @@ class PruneFLVariants:
     def init(self, ctx: Ctx) -> Server:
         if self.target_density > self.pure.max_density:
             raise ValueError(
-                f"--target-density {self.target_density:g} is above --max-density "
-                f"{self.pure.max_density:g}, from which it is reached; choose a lower target"
+                f"`target_density={self.target_density:g}` is above "
+                f"`max_density={self.pure.max_density:g}`, from which it is reached; choose a "
+                f"lower target"
             )
         return self.pure.init(ctx)
 

@@ -95,7 +95,7 @@ class SpaFLVariants:
         self.pruning.check(self.training)
         count = self._layout(ctx).rows
         if not count:
-            raise ValueError("this model has no layer that may be pruned; see --prunable")
+            raise ValueError("this model has no layer that may be pruned; see `prunable=`")
         norm = self._norm(ctx, ctx.task.init(ctx.common.fold("init")))
         return Server(torch.zeros(1, count), torch.zeros(0, dtype=torch.int32), norm)
 

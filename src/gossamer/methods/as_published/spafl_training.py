@@ -81,12 +81,13 @@ class Pruning:
         """Refuses settings that contradict each other."""
         if self.phases == "alternating" and training.epochs < 2:
             raise ValueError(
-                "the last epoch trains thresholds only; --epochs must be at least 2 (or use "
-                "--phases joint)"
+                "the last epoch trains thresholds only; `epochs=` must be at least 2 (or use "
+                "`phases='joint'`)"
             )
         if self.ste == "dead" and self.bug_compat != "cifar":
             raise ValueError(
-                "--ste dead is a defect of the released code; ask for it with --bug-compat cifar"
+                "`ste='dead'` is a defect of the released code; ask for it with "
+                "`bug_compat='cifar'`"
             )
 
     def regulariser_gradient(self, thresholds: Tensor) -> Tensor:

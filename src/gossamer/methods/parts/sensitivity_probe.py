@@ -35,8 +35,8 @@ def check(ctx: Ctx) -> None:
     """Refuses a run that would end with the probe."""
     if ctx.rounds < 2:
         raise ValueError(
-            "the first round finds densities of layers and trains nothing; use --rounds 2 or more, "
-            "or --allocation erk, which needs no such round"
+            "the first round finds densities of layers and trains nothing; use `rounds=2` or more, "
+            "or `allocation='erk'`, which needs no such round"
         )
 
 

@@ -75,7 +75,7 @@ def prunable(ctx: Ctx) -> Sequence[str]:
         ValueError: the model has none.
     """
     if not ctx.task.layout.prunable:
-        raise ValueError("this model has no layer that may be pruned; see --prunable")
+        raise ValueError("this model has no layer that may be pruned; see `prunable=`")
     return ctx.task.layout.prunable
 
 

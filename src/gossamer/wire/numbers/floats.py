@@ -83,4 +83,4 @@ def _zstandard() -> ModuleType:
     try:
         return importlib.import_module("zstandard")
     except ImportError as missing:
-        raise ImportError("--wire with +zstd needs zstandard; install gossamer[zstd]") from missing
+        raise ImportError("`wire=` with +zstd needs zstandard; install gossamer[zstd]") from missing
