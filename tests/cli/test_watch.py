@@ -12,7 +12,16 @@ import pytest
 from gossamer.cli.watch import Lines, Screen, follow
 from gossamer.cli.watch_frame import ACCURACIES, SHARES, frame, sparkline
 from gossamer.engine import replay
-from gossamer.engine.events import ClientFinished, Clock, Event, Finished, Measured, Started, line
+from gossamer.engine.events import (
+    ClientFinished,
+    Clock,
+    Event,
+    Finished,
+    Measured,
+    PrivacySpent,
+    Started,
+    line,
+)
 from gossamer.report.live import LiveRun, Tail
 
 from .test_progress import FAILED, evaluated, finished
@@ -83,10 +92,11 @@ def test_a_frame_has_the_curves_costs_pace_and_what_is_left() -> None:
 
 def test_trackers_have_a_curve_of_every_figure_that_is_shown() -> None:
     tested = replace(evaluated(1), local_mean=0.5, valid_mean=0.5, personal_density=0.5)
-    assert seen(finished(1), MEASURED, tested).last.keys() == {
+    spent = PrivacySpent(1, 2.0, 1e-5, 1.0, 0.8, "fixed", "one client replaced by another", 1)
+    assert seen(finished(1), spent, MEASURED, tested).last.keys() == {
         *ACCURACIES,
         *SHARES,
-        *("bits/up", "bits/down", "flops", "loss/global"),
+        *("bits/up", "bits/down", "flops", "loss/global", "privacy/clip"),
     }
 
 
