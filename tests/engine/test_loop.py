@@ -191,7 +191,7 @@ class Nobody(FedAvg):
 
 def test_an_empty_cohort_leaves_the_state_alone() -> None:
     task = mlp()
-    summary = run(Nobody(), task, Toy(), rounds=2)
+    summary = run(Nobody(clients=2), task, Toy(), rounds=2)
     assert same(summary.state.params, task.init(Key(0).fold("common", "init")))
     assert summary.rounds == 2 and summary.cost.up == 0
 
@@ -322,7 +322,7 @@ def test_a_failed_run_is_saved_as_it_was_before_the_round(
     options = Options(workers=workers)
     method = failing(slow=0.05)
     with pytest.raises(ClientError):
-        run(method, normed(), Toy(), rounds=3, out=tmp_path, options=options)
+        start(Run(method, normed(), Toy(), rounds=3, out=tmp_path, options=options))
     assert not (tmp_path / "rounds/000002").exists()
     monkeypatch.setattr(Fails, "guard", lambda self, ctx, stage: None)  # its author mends it
     again = start(

@@ -202,7 +202,7 @@ def test_metrics_without_masks_are_told_from_the_first_round_on() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_resumed_run_measures_the_same(tmp_path: Path, workers: int) -> None:
     options = Options(workers=workers, checkpoint_every=2)
-    run(MOVING, mlp(), Toy(), rounds=4, out=tmp_path / "whole")
+    start(Run(MOVING, mlp(), Toy(), rounds=4, out=tmp_path / "whole"))
     for last in (1, 3):
         out = tmp_path / str(last)
         listener = Listener(last)

@@ -193,7 +193,7 @@ def test_a_method_is_covered_or_says_why_not(name: str) -> None:
     if name in COVERED:
         assert mechanism("clip=1,noise=1", method=METHODS[name]).accountant.noise == 1
         return
-    with pytest.raises(ValueError, match=f"--dp: {type(METHODS[name]).__name__} ") as refusal:
+    with pytest.raises(ValueError, match=f"`dp=`: {type(METHODS[name]).__name__} ") as refusal:
         mechanism("clip=1,noise=1", method=METHODS[name])
     assert len(str(refusal.value)) < 260 and "\n" not in str(refusal.value)
 

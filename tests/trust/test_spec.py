@@ -43,5 +43,5 @@ def test_local_noise_adaptive_clips_and_sampling_are_read() -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_sentence(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"--dp.*{message}"):
+    with pytest.raises(ValueError, match=f"`dp=`.*{message}"):
         Spec.parse(text)

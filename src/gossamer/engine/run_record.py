@@ -95,8 +95,8 @@ class Run:
             return None
         if len(self.budgets) > 1:
             raise ValueError(
-                "--dp: clients with different --budgets send replies of different form, which have "
-                "no common sum; give all of them the same budget"
+                "`dp=`: clients with different `budgets=` send replies of different form, which "
+                "have no common sum; give all of them the same budget"
             )
         clients, pool = fields.value(self.method, "clients"), len(self.federation.pool)
         return Mechanism.of(self.dp, self.method, clients, pool, self.rounds)

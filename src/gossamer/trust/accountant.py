@@ -75,7 +75,7 @@ def noise_for(
         high *= 2
         if high > MOST_NOISE * GRID:
             raise ValueError(
-                f"--dp: no reasonable noise gives epsilon {epsilon:g} at delta {delta:g} after "
+                f"`dp=`: no reasonable noise gives epsilon {epsilon:g} at delta {delta:g} after "
                 f"{releases} rounds; allow a larger epsilon or fewer rounds"
             )
     low = high // 2 if high > GRID else 0
@@ -118,6 +118,6 @@ def accounting() -> Any:
         import dp_accounting.rdp
     except ImportError:
         raise ValueError(
-            "--dp needs Google's dp-accounting: pip install 'gossamer[privacy]'"
+            "`dp=` needs Google's dp-accounting: pip install 'gossamer[privacy]'"
         ) from None
     return dp_accounting

@@ -99,7 +99,7 @@ def outside(sizes: Mapping[int, Size], recent: Norms, limit: float) -> dict[int,
             if not found <= most and client not in refused:
                 refused[client] = (
                     f"{field.partition('.')[2] or field} changed by a norm of {found:.3g}, where "
-                    f"{usual:.3g} is usual and {most:.3g} the most; see --reply-limit"
+                    f"{usual:.3g} is usual and {most:.3g} the most; see `reply_limit=`"
                 )
     return refused
 

@@ -63,19 +63,19 @@ class Mechanism:
         spec, known = Spec.parse(text), declared(method)
         name = type(method).__name__
         if known.refused:
-            raise ValueError(f"--dp: {name} {known.refused}")
+            raise ValueError(f"`dp=`: {name} {known.refused}")
         if not isinstance(clients, int):
-            raise ValueError(f"--dp: {name} has no setting `clients`, so its sampling is unknown")
+            raise ValueError(f"`dp=`: {name} has no setting `clients`, so its sampling is unknown")
         if not spec.local and spec.delta * pool >= 1:
             raise ValueError(
-                f"--dp: delta {spec.delta:g} is at least 1 / {pool} clients, which would allow to "
+                f"`dp=`: delta {spec.delta:g} is at least 1 / {pool} clients, which would allow to "
                 f"publish one client's data as they are; use delta={0.1 / pool:.0e} or less"
             )
         scheme: Scheme = "local" if spec.local else spec.sampling
         if scheme == "poisson" and rounds * (1 - clients / pool) ** pool > spec.delta / 100:
             raise ValueError(
-                f"--dp: with poisson sampling of {clients} in {pool} clients, a round without "
-                "anybody is too likely, and would show; use more --clients or sampling=fixed"
+                f"`dp=`: with poisson sampling of {clients} in {pool} clients, a round without "
+                "anybody is too likely, and would show; use more `clients=` or sampling=fixed"
             )
         noise = spec.noise
         if noise is None:
@@ -233,7 +233,7 @@ class Mechanism:
                 continue
             if not tensors or not all(tensor.is_floating_point() for tensor in tensors):
                 raise ValueError(
-                    f"--dp: {path} of a {type(reply).__name__} is neither a floating-point tensor "
+                    f"`dp=`: {path} of a {type(reply).__name__} is neither a floating-point tensor "
                     "nor declared as bits, so noise cannot cover it; see docs/privacy.md"
                 )
 

@@ -61,9 +61,9 @@ class Spec:
     def check(self, sampled: bool) -> None:
         """Raises ValueError if the values cannot be used, alone or together."""
         if self.sampling not in get_args(Sampling):
-            raise ValueError(f"--dp: sampling is fixed or poisson, not {self.sampling!r}")
+            raise ValueError(f"`dp=`: sampling is fixed or poisson, not {self.sampling!r}")
         if (self.noise is None) == (self.epsilon is None):
-            raise ValueError(f"--dp needs noise or epsilon, one of the two, e.g. {EXAMPLE}")
+            raise ValueError(f"`dp=` needs noise or epsilon, one of the two, e.g. {EXAMPLE}")
         bounds: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
             "clip": (self.clip, lambda x: x > 0, "above 0"),
             "noise": (self.noise, lambda x: x >= 0, "0 or more"),
@@ -77,15 +77,15 @@ class Spec:
         }
         for name, (value, fits, words) in bounds.items():
             if value is not None and not (math.isfinite(value) and fits(value)):
-                raise ValueError(f"--dp: {name} must be {words}, not {value:g}")
+                raise ValueError(f"`dp=`: {name} must be {words}, not {value:g}")
         if self.local and self.quantile is not None:
             raise ValueError(
-                "--dp local: adaptive clipping needs to know how many changes were clipped, which "
+                "`dp=` local: adaptive clipping needs to know how many changes were clipped, which "
                 "clients do not tell; use a fixed clip, e.g. local:clip=1.0,noise=4"
             )
         if self.local and sampled:
             raise ValueError(
-                "--dp local: the server sees every reply, so sampling hides nobody; leave it out"
+                "`dp=` local: the server sees every reply, so sampling hides nobody; leave it out"
             )
 
 
@@ -96,7 +96,7 @@ def _entries(text: str) -> dict[str, str]:
         name, equals, value = part.partition("=")
         if not equals or name not in known or name in entries:
             raise ValueError(
-                f"--dp cannot read {part!r}; it takes each of {', '.join(known)} once, "
+                f"`dp=` cannot read {part!r}; it takes each of {', '.join(known)} once, "
                 f"e.g. {EXAMPLE}, and local: before them"
             )
         entries[name] = value
@@ -105,12 +105,12 @@ def _entries(text: str) -> dict[str, str]:
 
 def _clip(text: str) -> tuple[float, float | None]:
     if not text:
-        raise ValueError(f"--dp needs clip, the largest norm of a client's change, e.g. {EXAMPLE}")
+        raise ValueError(f"`dp=` needs clip, the largest norm of a client's change, e.g. {EXAMPLE}")
     if not text.startswith("adaptive"):
         return _number("clip", text), None
     _, *rest = text.split(":")
     if text.split(":")[0] != "adaptive" or len(rest) > 2:
-        raise ValueError(f"--dp: clip is a number or adaptive:QUANTILE[:START], not {text!r}")
+        raise ValueError(f"`dp=`: clip is a number or adaptive:QUANTILE[:START], not {text!r}")
     quantile = _number("clip=adaptive", rest[0]) if rest else 0.5
     return (_number("clip=adaptive", rest[1]) if len(rest) > 1 else FIRST_CLIP), quantile
 
@@ -119,4 +119,4 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--dp: {name} is a number, not {text!r}; e.g. {EXAMPLE}") from None
+        raise ValueError(f"`dp=`: {name} is a number, not {text!r}; e.g. {EXAMPLE}") from None
