@@ -237,7 +237,7 @@ def test_keys_are_looked_up_when_the_roll_is_called(tmp_path: Path) -> None:
     loop.keys = {100 + index: f"node-{index}" for index in range(4)}
     assert served(setup, loop, tmp_path / "served", nodes=4).failed == 0
     loop.keys[103] = "node-2"
-    told = r"clients 3, 7, 11: node-2 is refused: its key is that of node-2"
+    told = r"without 3, 7, 11: node-2 is refused: its key is that of node-2"
     with pytest.raises(TimeoutError, match=told):
         served(setup, loop, tmp_path / "other", nodes=4)
 
@@ -256,7 +256,7 @@ def test_a_node_with_other_settings_is_refused_and_the_reason_is_told(
     strange = set_up(**{"name": "fedavg", "rounds": 3, "eval_every": 0, **other})
     loop = Loopback.of(setup, tmp_path / "nodes")
     loop.nodes_by_id[101] = Node(strange, tmp_path / "strange", [1, 5, 9])
-    told = r"9 of 12 clients came within 5 s; clients 1, 5, 9: node 101 is refused: its method.*"
+    told = r"9 of 12 clients came within 5 s; without 1, 5, 9: node 101 is refused: its method.*"
     with pytest.raises(TimeoutError, match=told) as stopped:
         served(setup, loop, tmp_path / "served")
     assert "missing" not in str(stopped.value) and "start their nodes" not in str(stopped.value)

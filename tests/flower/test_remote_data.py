@@ -78,7 +78,9 @@ def test_a_run_on_nodes_data_is_repeated_bit_for_bit_and_resumed_with_its_sizes(
         run(at_server(config), loop_of(config, tmp_path / name, sizes), tmp_path / name / "run")
     assert log_of(tmp_path / "one" / "run") == log_of(tmp_path / "two" / "run")
     smaller = loop_of(config, tmp_path, {**sizes, 2: 39})
-    with pytest.raises(TimeoutError, match="missing: 2"):
+    with pytest.raises(
+        TimeoutError, match="without 2: node 102 is refused: client 2 has 39 examples"
+    ):
         run(at_server(config), smaller, tmp_path / "one" / "run")
 
 
@@ -112,7 +114,7 @@ def test_a_node_has_the_data_of_one_client(config: Config, tmp_path: Path) -> No
 def test_a_node_that_forgot_its_data_is_refused(config: Config, tmp_path: Path) -> None:
     loop = loop_of(config, tmp_path, {0: 20, 2: 40})
     loop.nodes_by_id[101] = Node(at_node(config, {"partition-id": 1}), tmp_path / "node-1", [1])
-    with pytest.raises(TimeoutError, match="missing: 1"):
+    with pytest.raises(TimeoutError, match="without 1: node 101 is refused: its method"):
         run(at_server(config), loop, tmp_path / "run")
 
 

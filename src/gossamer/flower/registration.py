@@ -61,7 +61,7 @@ class Registry:
         missing = sorted(self.pool.keys() - present)
         refused = {id: self._refused[id] for id in missing if id in self._refused}
         parts = [
-            f"clients {_listed([id for id in refused if refused[id] == reason])}: {reason}"
+            f"without {_listed([id for id in refused if refused[id] == reason])}: {reason}"
             for reason in dict.fromkeys(refused.values())
         ]
         if gone := [id for id in missing if id not in refused]:
