@@ -334,7 +334,7 @@ def test_all_groups_begin_as_open_as_asked_for() -> None:
 
 
 def test_gates_that_would_be_pruned_at_once_are_refused() -> None:
-    with pytest.raises(ValueError, match="`prune_below=`"):
+    with pytest.raises(ValueError, match=r"`prune_below=0\.3`"):
         toy(theta0=0.3, prune_below=0.3).init(server_ctx(net(), round=0))
 
 
