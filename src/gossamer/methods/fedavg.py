@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
@@ -28,6 +29,8 @@ class FedAvg:
     training: Training = Training()
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
+
+    alike = same_costs
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))

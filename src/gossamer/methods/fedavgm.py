@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer import merge
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -34,6 +35,8 @@ class FedAvgM:
     nesterov: bool = option(False, "use Nesterov momentum")
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
+
+    alike = same_costs
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

@@ -22,6 +22,7 @@ import torch
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -71,6 +72,8 @@ class FedDrop:
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
+
+    alike = same_costs
 
     # server ---------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
@@ -61,6 +62,17 @@ class FedDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
+
+    def alike(self, ctx: Ctx, last: int) -> Labels:
+        """A mask goes down to a client that never took part, or readjusted its own."""
+        lost = not last or self.rate(replace(ctx, round=last)) > 0
+        return lost, self.rate(ctx) > 0
+
+    def learned(self, ctx: Ctx) -> Learned | None:
+        """How far readjusted masks move, and so what masks cost, depends on training."""
+        what = "how far masks move is learned: from not at all to a bit per weight"
+        moving = self.readjustment.readjust_ratio and self.readjustment.readjust_until
+        return Learned(what, masks=("Down.mask",), moves=("Up.mask",)) if moving else None
 
     def rate(self, ctx: Ctx) -> float:
         """The fraction of the active weights that clients readjust in this round."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gossamer import merge
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model, server_optimiser
@@ -45,6 +46,8 @@ class FedOpt:
     personal_model: Literal["global", "sent"] = option(
         "global", "a client's own model: the server's, or the one the client sent last"
     )
+
+    alike = same_costs
 
     @property
     def adaptive(self) -> ServerOptimiser:

@@ -18,6 +18,7 @@ import torch
 
 from gossamer import core, merge, optim, sparsity
 from gossamer.accounting import Accounting, mask_bits
+from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, sparse_model
@@ -70,6 +71,13 @@ class FedPM:
         "local", "BatchNorm statistics: local, averaged, or recalibrated before evaluation"
     )
     accounting: Accounting = Accounting(mask_code="counted")
+
+    alike = same_costs
+
+    def learned(self, ctx: Ctx) -> Learned:
+        """How well masks can be compressed depends on the probabilities that clients learn."""
+        what = "masks are learned: from certain ones, which cost nothing, to a bit per weight"
+        return Learned(what, moves=("Up.masks",), flops=True)
 
     # server ---------------------------------------------------------------------------------------
 

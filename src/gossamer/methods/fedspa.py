@@ -18,6 +18,7 @@ from math import ceil
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
@@ -45,6 +46,13 @@ class FedSpa:
     search_rate: float = option(0.5, "share of a layer regrown at first", least=0, most=1)
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
+
+    alike = same_costs
+
+    def learned(self, ctx: Ctx) -> Learned | None:
+        """How far clients move their masks depends on training."""
+        what = "how far masks move is learned: from not at all to a bit per weight"
+        return Learned(what, moves=("Up.mask",)) if self.search else None
 
     # server ---------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from gossamer import merge
+from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -59,6 +60,13 @@ class Laplace:
         "median", "a weight becomes the clients' median, or takes a step along their signs"
     )
     adaptive: ServerOptimiser = ServerOptimiser()
+
+    alike = same_costs
+
+    def learned(self, ctx: Ctx) -> Learned:
+        """How many weights move, and so go up, depends on training."""
+        what = "which weights move is learned: from none of them to all"
+        return Learned(what, values=("Up.changes",), moves=("Up.moved",))
 
     # server ---------------------------------------------------------------------------------------
 

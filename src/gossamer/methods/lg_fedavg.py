@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
@@ -37,6 +38,8 @@ class LGFedAvg:
     shared: str = option("1", "shared part: the number of last layers, without norms; or names")
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
+
+    alike = same_costs
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

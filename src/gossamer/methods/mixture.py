@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
+from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Ensemble, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -66,6 +67,8 @@ class Mixture:
     )
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
+
+    alike = same_costs
 
     # server ---------------------------------------------------------------------------------------
 

@@ -14,21 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import (
     client_readjustment,
     frozen_weights,
+    mask_stages,
     masked_training,
     sparse_model,
 )
 from gossamer.methods.parts.client_readjustment import TRAINING, Readjustment, Up, quotas
 from gossamer.methods.parts.frozen_weights import Frozen, Local, Server, changed, frozen_part
 from gossamer.methods.parts.held_versions import NOBODY, holds, received
+from gossamer.methods.parts.mask_stages import Stages
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
@@ -58,6 +62,18 @@ class PFFDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="keeps")
+
+    def alike(self, ctx: Ctx, last: int) -> Labels:
+        """By the stage of the masks, and whether a client holds them and the frozen part."""
+        stages, here = stages_of(self, ctx.rounds), ctx.round
+        up = (stages.number(here), self.rate(ctx) > 0, stages.mark(here))
+        return stages.label(here, last), up
+
+    def learned(self, ctx: Ctx) -> Learned | None:
+        """How far clients move masks depends on training, where they do."""
+        what = "how far masks move is learned: from not at all to a bit per weight"
+        moving = self.readjust == "client" and self.readjustment.readjust_ratio
+        return Learned(what, masks=("Down.mask",), moves=("Up.mask",)) if moving else None
 
     @property
     def part(self) -> Fraction:
@@ -187,3 +203,22 @@ def second_phase(ctx: Ctx, state: Server, wanted: Counts) -> Server:
 def fractions(ctx: Ctx, share: Fraction) -> Counts:
     """The same fraction of every layer, in whole weights."""
     return {name: int(share * ctx.task.layout[name].count) for name in ctx.task.layout.prunable}
+
+
+@lru_cache
+def stages_of(method: PFFDST, rounds: int) -> Stages:
+    """When the server changes masks in a run of so many rounds, while nothing is trained."""
+    first = rounds // 2 if method.freezing else rounds
+
+    def clock(number: int) -> tuple[int, int, int]:
+        return (1, number, first) if number <= first else (2, number - first, rounds - first)
+
+    def due(phase: int, number: int, length: int) -> int:
+        if method.readjust == "client":  # the second phase begins with layers beyond their quotas
+            return 2 if phase == 2 else 0
+        if not method.extra:
+            return 0
+        last = number >= max(1, round(method.until * length))
+        return 2 if last else int(number % method.every == 0)
+
+    return mask_stages.stages(range(1, rounds + 1), clock, due, method.freezing)

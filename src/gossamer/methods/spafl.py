@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gossamer import merge, optim
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import Labels, Learned, Repeated
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
@@ -77,6 +78,16 @@ class SpaFL:
     eta_tau: float = option(0.0, "learning rate of thresholds; 0: that of weights", least=0)
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
     accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
+
+    def alike(self, ctx: Ctx, last: int) -> Labels:
+        """A client is sent every broadcast that it missed; the first one is known."""
+        return Repeated("", max(ctx.round - 1 - max(last, 1), 0)), ""
+
+    def learned(self, ctx: Ctx) -> Learned:
+        """Only thresholds travel; what they prune depends on training."""
+        return Learned(
+            "densities are learned, which FLOPs depend on and messages do not", flops=True
+        )
 
     # server ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gossamer.core import AnyMethod
 
 FUNCTIONS = ("init", "cohort", "down", "merge", "begin", "step", "finish", "model")
-OPTIONAL = ("replies", "resend", "holds", "measures")
+OPTIONAL = ("replies", "resend", "holds", "measures", "alike", "forwarded", "learned")
 T = TypeVar("T")
 
 
@@ -26,7 +26,7 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     def complete(kind: type[T]) -> type[T]:
         for name in (*FUNCTIONS, *OPTIONAL):
             if hasattr(method, name) and name not in vars(kind):
-                setattr(kind, name, _forwarded(getattr(method, name)))
+                setattr(kind, name, _forwarded(name, getattr(method, name)))
         if hasattr(method, "accounting") and "accounting" not in vars(kind):
             kind.accounting = property(lambda self: self.pure.accounting)  # type: ignore[attr-defined]
         return kind
@@ -34,11 +34,11 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     return complete
 
 
-def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _forwarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of `self.pure`, with its signature: records are derived from type hints."""
 
     @wraps(function)
     def forwarded(self: Any, *arguments: Any) -> Any:
-        return getattr(self.pure, function.__name__)(*arguments)
+        return getattr(self.pure, name)(*arguments)
 
     return forwarded

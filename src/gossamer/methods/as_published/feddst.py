@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
+from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params
 from gossamer.fields import option
 from gossamer.methods import feddst
@@ -82,6 +83,13 @@ class FedDSTVariants:
     )
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
+
+    def alike(self, ctx: Ctx, last: int) -> Labels:
+        """As in the pure method, unless the density falls in every round."""
+        if self.final_density:
+            return (ctx.round, last), ctx.round
+        down, up = self.pure.alike(ctx, last)
+        return ("first" if self.free_first_download and ctx.round == 1 else down), up
 
     @property
     def pure(self) -> FedDST:
