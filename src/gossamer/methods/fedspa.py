@@ -134,10 +134,8 @@ class FedSpa:
         return sparsity.random_masks(key, layout, sparsity.apportion(layout, shares))
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        """The server's model under the client's mask, or under the one mask that all share."""
-        if local:
-            return sparsity.masked(state.params, local.masks)
-        return state.params if self.search else sparsity.masked(state.params, self.initial(ctx))
+        """The server's model under the client's mask, or under the one that all begin with."""
+        return sparsity.masked(state.params, local.masks if local else self.initial(ctx))
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How much the clients' masks differ."""

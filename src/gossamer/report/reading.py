@@ -10,16 +10,25 @@ from typing import Any
 
 from gossamer.accounting.log import LOST
 from gossamer.engine.events import CONFIG, PROJECT, SCHEMA
+from gossamer.report.kept import read_kept
 from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line, NoRun, Run, number
+
+METRICS = ("client_mismatch", "zeros")
+"""What methods say of their state that reports and tables show."""
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run from its folder, as far as it can be read.
+    """Reads a run from its folder, as far as it can be read, or from a kept result.
 
     Raises:
         NoRun: the folder holds nothing of a run.
     """
     shown = str(folder)
+    if folder.suffix == ".json" and folder.is_file():
+        try:
+            return read_kept(folder)
+        except ValueError as problem:
+            raise NoRun(str(problem)) from problem
     if not folder.is_dir():
         raise NoRun(
             f"{shown} is not a folder" if folder.exists() else f"there is no folder {shown}"
@@ -184,8 +193,9 @@ class _Gathered:
         place = self._put(event, ("mismatch",))
         if (density := number(event.get("density"))) is not None:
             self.curves.setdefault("mask_density", {})[place] = density
-        if (distance := number(event.get("metrics", {}).get("client_mismatch"))) is not None:
-            self.curves.setdefault("client_mismatch", {})[place] = distance
+        for name in METRICS:
+            if (value := number(event.get("metrics", {}).get(name))) is not None:
+                self.curves.setdefault(name, {})[place] = value
         for layer, figures in event.get("layers", {}).items():
             for name in ("density", "mismatch"):
                 if (value := number(figures.get(name))) is not None:
