@@ -84,7 +84,10 @@ def test_every_type_has_its_own_width_in_the_paper_and_as_the_limit(
     dtype: torch.dtype, bits: int
 ) -> None:
     values = torch.ones(8, 5, dtype=dtype)
-    for record, count in ((Up({"w": values}), 40), (pack({"w": values}, {"w": MASK}), 10)):
+    cases: list[tuple[object, int]] = [(Up({"w": values}), 40)]
+    if dtype.is_floating_point:  # nothing else can be packed
+        cases.append((pack({"w": values}, {"w": MASK}), 10))
+    for record, count in cases:
         assert paper_bits(record) == bits * count
         message = write(record, Schema.of(record))
         entries = ledger_rows(message, record, "up", Accounting(), "field")
@@ -95,9 +98,9 @@ def test_every_type_has_its_own_width_in_the_paper_and_as_the_limit(
 
 
 def test_tensors_of_several_types_share_a_packed_field_by_their_bits() -> None:
-    values = {"small": torch.ones(4, dtype=torch.int8), "large": torch.ones(4)}
+    values = {"small": torch.ones(4, dtype=torch.float16), "large": torch.ones(4)}
     shares = dict(paper_tensors((pack(values, {}),), Accounting()))
-    assert sorted(shares.values()) == [32, 128]
+    assert sorted(shares.values()) == [64, 128]
 
 
 def test_a_field_goes_uncharged_with_all_that_is_in_it() -> None:

@@ -65,7 +65,7 @@ def price_run(
         every_round: Whether to go through all rounds, even those that the method says are alike.
         progress: Is told how far it has come.
     """
-    if hasattr(run.method, "alike") and not every_round:
+    if getattr(run.method, "alike", None) and not every_round:
         with rehearsing(run) as stage:
             try:
                 return _by_kind(stage)

@@ -104,8 +104,7 @@ def _counted(options: Any) -> dict[str, Any]:
 def _priced(config: Config, options: Any) -> tuple[Price, int]:
     """The estimated costs of a configuration, and its clients per round."""
     experiment = config.experiment
-    fields.check(experiment)
-    fields.check(config.options)
+    config.check()
     method = config.build_method()
     source = SOURCES.get(experiment.data)
     if source is None and not (options.shape and options.classes and options.examples):

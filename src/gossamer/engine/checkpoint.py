@@ -22,6 +22,8 @@ from gossamer.wire import fingerprint
 
 VERSION = 1
 PARTS = {"progress", "events", "run", "server"}
+BEST = "best"
+"""The folder of the best round's model, beside `rounds`, where that is kept."""
 KEPT = 2
 """Checkpoints kept: the newest, and one more in case it is damaged."""
 
@@ -52,6 +54,8 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    diverged: str = ""
+    """Since which round there is nothing to learn from, and why; empty if there is."""
 
 
 @dataclass(frozen=True)

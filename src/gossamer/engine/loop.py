@@ -139,6 +139,7 @@ def _check(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use --rounds 1 or more")
     check_selection(run.options, run.federation)
+    run.wire.check()
 
 
 def _server_ctx(run: Run, number: int) -> Ctx:
@@ -234,7 +235,7 @@ class _Loop:
         run, progress, state_hash = self.run, self.progress, self.state_hash()
         if not interrupted:
             figures = (progress.accuracy, progress.density, state_hash, run.options.select)
-            self.emit(Finished(progress.round, *figures), self.seconds())
+            self.emit(Finished(progress.round, *figures, progress.diverged), self.seconds())
         return Summary(
             method=run.name,
             run=str(run.folder),
@@ -249,6 +250,7 @@ class _Loop:
             state_hash=state_hash,
             interrupted=interrupted,
             state=self.state,
+            diverged=progress.diverged,
         )
 
     # a round -----------------------------------------------------------------------------------
@@ -323,6 +325,8 @@ class _Loop:
         figures = best(self.progress.accuracy, event, self.progress.density, options.select)
         self.progress = replace(self.progress, accuracy=figures)
         self.emit(event, time.perf_counter() - started)
+        if options.keep == "best" and figures["best_round"] == self.progress.round:
+            checkpoint.save(self.run.folder / checkpoint.BEST, self.checkpoint())
 
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
@@ -341,17 +345,22 @@ class _Loop:
         assert self.log is not None
         started = time.perf_counter()
         self.log.sync()
-        saved = Checkpoint(
+        new = self.store.new()
+        self.store.commit(checkpoint.save(self.run.folder / "rounds", self.checkpoint(), new))
+        self.saved_at = time.perf_counter()
+        self.save_took = self.saved_at - started
+        self.saved_round = self.progress.round
+
+    def checkpoint(self) -> Checkpoint:
+        """The state of the run after this round, apart from those of clients."""
+        assert self.log is not None
+        return Checkpoint(
             replace(self.progress, seconds=self.seconds()),
             dump(self.state),
             self.log.position,
             len(self.store.clients()),
             self.run.identity,
         )
-        self.store.commit(checkpoint.save(self.run.folder / "rounds", saved, self.store.new()))
-        self.saved_at = time.perf_counter()
-        self.save_took = self.saved_at - started
-        self.saved_round = self.progress.round
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""

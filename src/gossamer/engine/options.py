@@ -11,6 +11,7 @@ from gossamer.wire import Detail
 
 OnClientError = Literal["stop", "skip"]
 Select = Literal["test", "valid"]
+Keep = Literal["last", "best"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Options:
     global_model: bool = option(True, "evaluate the global model on the server's test data")
     personal: bool = option(True, "evaluate every client's model on the client's own test data")
     select: Select = option("test", "data on which the best round is selected")
+    keep: Keep = option("last", "models to keep: the last one, or that of the best round too")
     on_client_error: OnClientError = option("stop", "stop or skip when a client's training fails")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
     ledger: Detail = option(

@@ -65,6 +65,8 @@ class Summary:
     interrupted: bool
     state: Any
     """The final server state."""
+    diverged: str = ""
+    """In which round the run diverged, and how that showed; empty if it did not."""
 
     def figures(self) -> dict[str, Any]:
         """The figures that `--json` prints."""
@@ -89,6 +91,7 @@ class Summary:
             "seconds": self.seconds,
             "state_hash": self.state_hash,
             "interrupted": self.interrupted,
+            "diverged": self.diverged or None,
         }
 
 

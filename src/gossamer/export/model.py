@@ -100,8 +100,15 @@ class Mixed(nn.Module):
 # from a run --------------------------------------------------------------------------------------
 
 
-def take(run: Path | str, client: int | None = None, states: Path | str | None = None) -> Model:
+def take(
+    run: Path | str,
+    client: int | None = None,
+    states: Path | str | None = None,
+    best: bool = False,
+) -> Model:
     """The model of a run's newest checkpoint, which stays as it is: the server's, or a client's.
+
+    With `best` it is the server's model of the best round, if the run kept that.
 
     What clients of a Flower project keep is on their nodes: `states` is the folder that a node has
     for it.
@@ -113,7 +120,11 @@ def take(run: Path | str, client: int | None = None, states: Path | str | None =
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
     config = read(path)
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
-    newest = checkpoint.newest(folder / "rounds")
+    newest = checkpoint.newest(folder / (checkpoint.BEST if best else "rounds"))
+    if best and client is not None:
+        raise ValueError("of the best round only the server's model is kept; leave out --client")
+    if best and newest is None:
+        raise FileNotFoundError(f"{folder} kept no best model; run it with --keep best")
     if newest is None:
         raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
     remote = (folder / SIZES).exists()

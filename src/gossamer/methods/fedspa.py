@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from gossamer import merge, sparsity
+from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
@@ -48,6 +48,12 @@ class FedSpa:
     accounting: Accounting = personal_masks.ACCOUNTING
 
     alike = same_costs
+
+    @property
+    def spans_rounds(self) -> str:
+        """The decay of the search, if there is one."""
+        search = f"--search-rate {self.search_rate:g}" if self.search and self.search_rate else ""
+        return fields.listed(search, self.training.spans_rounds)
 
     def learned(self, ctx: Ctx) -> Learned | None:
         """How far clients move their masks depends on training."""

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from gossamer import merge, sparsity
+from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Params, Result, sample
@@ -62,6 +62,16 @@ class PFFDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="keeps")
+
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        client = self.readjustment.spans_rounds if self.readjust == "client" else ""
+        return fields.listed(
+            "--freezing" if self.freezing else "",
+            f"--until {self.until:g}" if self.extra else client,
+            self.training.spans_rounds,
+        )
 
     def alike(self, ctx: Ctx, last: int) -> Labels:
         """By the stage of the masks, and whether a client holds them and the frozen part."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gossamer import sparsity
+from gossamer import fields, sparsity
 from gossamer.accounting import Accounting
 from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params
@@ -83,6 +83,12 @@ class FedDSTVariants:
     )
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
+
+    @property
+    def spans_rounds(self) -> str:
+        """The fall of the density, and the schedules of the pure method."""
+        final = f"--final-density {self.final_density:g}" if self.final_density else ""
+        return fields.listed(final, fields.spans_rounds(self.pure))
 
     def alike(self, ctx: Ctx, last: int) -> Labels:
         """As in the pure method, unless the density falls in every round."""

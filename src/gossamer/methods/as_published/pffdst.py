@@ -101,6 +101,11 @@ class PFFDSTVariants:
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="keeps,score")
 
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        return self.pure.spans_rounds
+
     def alike(self, ctx: Ctx, last: int) -> Labels:
         """By the stage of the masks, and whether a client holds them and the frozen part."""
         if self.phases.probing(ctx):

@@ -17,9 +17,8 @@ class Stages:
 
     changes: frozenset[int]
     counts: frozenset[int]
-    """Those of them after which there may be fewer or more active weights."""
-    marks: frozenset[int]
-    """Those that later rounds depend on: of each phase the first, and where counts change."""
+    """Those of them after which there may be fewer or more active weights: the first of each phase,
+    and the last where the server prunes."""
     freezes: int
     """The round after which there is a frozen part; 0 if there never is."""
 
@@ -35,7 +34,7 @@ class Stages:
 
     def mark(self, round: int) -> int:
         """The round itself, if it changes what later rounds cost; else 0."""
-        return round if round in self.marks else 0
+        return round if round in self.counts else 0
 
 
 def stages(rounds: Iterable[int], clock: Clock, due: Due, freezing: bool) -> Stages:
@@ -63,5 +62,4 @@ def stages(rounds: Iterable[int], clock: Clock, due: Due, freezing: bool) -> Sta
             changes.add(number)
             counts.add(number)
             freezes = number
-    marks = counts.union(first.values())
-    return Stages(frozenset(changes), frozenset(counts), frozenset(marks), freezes)
+    return Stages(frozenset(changes), frozenset(counts.union(first.values())), freezes)
