@@ -9,7 +9,8 @@ import pytest
 
 from gossamer.accounting import Cost
 from gossamer.engine.checkpoint import Progress
-from gossamer.engine.events import ClientFailed, ClientFinished
+from gossamer.engine.events import ClientFailed, ClientFinished, plain_line
+from gossamer.engine.files import chained, unchained
 from gossamer.engine.round_figures import advanced
 
 from .conftest import SMALL, Outcome, events
@@ -48,9 +49,11 @@ def test_the_mean_over_seeds_leaves_out_those_that_diverged(
 ) -> None:
     gossamer("compare", "fedavg", *SMALL, "--seeds", "2", "--out", "d", "--json")
     log = tmp_path / "d/fedavg/seed-2/events.jsonl"
-    lines = log.read_text().splitlines()
-    last = {**json.loads(lines[-1]), "diverged": SAID}
-    log.write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    *lines, last = log.read_bytes().splitlines(keepends=True)
+    event = {**json.loads(unchained(last)), "diverged": SAID}
+    before = json.loads(lines[-1])["clock"]["chain"]
+    changed, _ = chained(before, plain_line(event).encode())
+    log.write_bytes(b"".join([*lines, changed]))
     found = gossamer("compare", "--resume", "d", "--json")
     (row,) = found.json["rows"]
     alone = json.loads((tmp_path / "d/fedavg/seed-1/events.jsonl").read_text().splitlines()[-1])

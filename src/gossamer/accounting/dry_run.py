@@ -65,8 +65,8 @@ def price_run(
         every_round: Whether to go through all rounds, even those that the method says are alike.
         progress: Is told how far it has come.
     """
-    if getattr(run.method, "alike", None) and not every_round:
-        with rehearsing(run) as stage:
+    with rehearsing(run) as stage:
+        if stage.forecast.alike is not None and not every_round:
             try:
                 return _by_kind(stage)
             except _Unlike:
@@ -175,7 +175,8 @@ def _planned(stage: Rehearsal) -> _Plan:
 
 def _labelled(stage: Rehearsal) -> Iterator[tuple[int, list[_Talk]]]:
     """Every round with its clients and the kinds of their messages."""
-    alike, first = stage.run.method.alike, stage.state  # type: ignore[attr-defined]
+    method, alike, first = stage.run.method, stage.forecast.alike, stage.state
+    assert alike is not None
     last: dict[int, int] = {}
     for number in range(1, stage.run.rounds + 1):
         cohort, ctx = stage.cohort(number), stage.ctx(number)
@@ -183,7 +184,7 @@ def _labelled(stage: Rehearsal) -> Iterator[tuple[int, list[_Talk]]]:
         talks = []
         for client in cohort:
             before = last.get(client.id, 0)
-            down, up = alike(ctx, before)
+            down, up = alike(method, ctx, before)
             label = down if isinstance(down, Repeated) else ("down", down)
             kinds = (
                 _Kind(label, client.budget, charged),

@@ -1,6 +1,7 @@
-"""What a method knows about its costs before it is run; `gossamer cost` asks for it.
+"""What is known about the costs of a method before it is run; `gossamer cost` asks for it.
 
-Three functions of a method are for this alone, and optional.
+A method may have three functions for this, all optional. Those of the methods in the package are
+in `gossamer.accounting.forecasts`.
 
 `alike(ctx, last)` returns a label for the message to a client and one for its reply, where `last`
 is the round in which the client took part before, or 0. While nothing is trained, messages with
@@ -10,16 +11,17 @@ cost has a label of its own. A method without this function is priced round by r
 `forwarded(ctx, state)` is the server's state at the beginning of a round, where rounds before it
 were left out. It is for a method whose state counts rounds.
 
-`learned(ctx)` says which parts of messages depend on training, and within which bounds;
-None if none do.
+`learned(ctx)` says which parts of messages depend on training, and within which bounds; None if
+none do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
-from gossamer.core import Ctx
+from gossamer.core import AnyMethod, Ctx
 
 Labels = tuple[Hashable, Hashable]
 """Of the message to a client, and of its reply."""
@@ -31,11 +33,6 @@ class Repeated:
 
     label: Hashable
     times: int
-
-
-def same_costs(self: object, ctx: Ctx, last: int) -> Labels:
-    """The `alike` of a method whose rounds all cost the same."""
-    return "", ""
 
 
 @dataclass(frozen=True)
@@ -56,3 +53,37 @@ class Learned:
     """The highest one."""
     flops: bool = False
     """Whether operations depend on it too."""
+
+
+def same(method: Any, ctx: Ctx, last: int) -> Labels:
+    """Labels of a method whose rounds all cost the same."""
+    return "", ""
+
+
+def nothing(method: Any, ctx: Ctx) -> Learned | None:
+    """Of a method whose messages do not depend on training."""
+    return None
+
+
+def unchanged(method: Any, ctx: Ctx, state: Any) -> Any:
+    """The state of a method that counts no rounds."""
+    return state
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The three functions for a class of methods; each is called with the method first."""
+
+    alike: Callable[[Any, Ctx, int], Labels] | None = same
+    """None: it is not known which messages are alike."""
+    learned: Callable[[Any, Ctx], Learned | None] = nothing
+    forwarded: Callable[[Any, Ctx, Any], Any] = unchanged
+
+
+def own(method: AnyMethod) -> Forecast | None:
+    """The forecast of a method that has such functions itself."""
+    kind: Any = type(method)
+    alike, learned = getattr(kind, "alike", None), getattr(kind, "learned", nothing)
+    if alike is None and learned is nothing:
+        return None
+    return Forecast(alike, learned, getattr(kind, "forwarded", unchanged))

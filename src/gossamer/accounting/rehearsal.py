@@ -14,6 +14,7 @@ from typing import Any
 from gossamer.accounting import FLOPS, Effort
 from gossamer.accounting.bits import Entry
 from gossamer.accounting.forecast import Learned
+from gossamer.accounting.forecasts import forecast_of
 from gossamer.accounting.prices import Bits, Line, by_line
 from gossamer.accounting.ranges import Bounds
 from gossamer.core import Client, Ctx
@@ -64,11 +65,10 @@ class Rehearsal:
     def __init__(self, run: Run, folder: Path) -> None:
         self.run = replace(run, dry=True, out=folder)
         (folder / "rounds").mkdir(parents=True, exist_ok=True)
-        store = Store(folder / "rounds", record_types(run.method))
+        store = Store(folder / "rounds", record_types(run.method), run=run.identity)
         self._conversations = Conversations(self.run, store, Stop())
-        self._learned: Learned | None = None
-        if hasattr(run.method, "learned"):
-            self._learned = run.method.learned(self.ctx(0))
+        self.forecast = forecast_of(run.method)
+        self._learned = self.forecast.learned(run.method, self.ctx(0))
         self.state: Any = run.method.init(self.ctx(0))
 
     @property
@@ -94,8 +94,7 @@ class Rehearsal:
     def play(self, number: int, clients: Sequence[Client], charged: float) -> list[Played]:
         """Holds a round with these clients, and merges their replies."""
         ctx, method, replies, downs = self.ctx(number), self.run.method, list[Reply](), []
-        if hasattr(method, "forwarded"):
-            self.state = method.forwarded(ctx, self.state)
+        self.state = self.forecast.forwarded(method, ctx, self.state)
         for client in clients:
             down = method.down(ctx, self.state, client)
             resend = getattr(method, "resend", None)
@@ -103,7 +102,7 @@ class Rehearsal:
             visit = Visit(client, down, charged, again)
             replies.append(self._conversations.hold(self.run.task, number, visit))
             downs.append(Schema.of(down))
-        self.state, _ = self._conversations.merge(ctx, self.state, replies)
+        self.state = self._conversations.merge(ctx, self.state, replies, {}).state
         pairs = zip(replies, downs, strict=True)
         return [self._priced(reply, down, charged) for reply, down in pairs]
 

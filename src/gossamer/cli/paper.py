@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,25 @@ from gossamer.cli.parsing import Parser, Refusal, refusing, say
 from gossamer.config import nearest
 from gossamer.engine import events
 from gossamer.report import report
+from gossamer.report.columns import paragraph
 from gossamer.report.columns import table as aligned
 from gossamer.report.kept import Shelf, keep
 from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan
 from gossamer.reproduce.published import Measured, measured_table
-from gossamer.reproduce.published_text import comma_separated, latex, legend, plain, text
+from gossamer.reproduce.published_text import (
+    comma_separated,
+    latex,
+    legend,
+    page_table,
+    plain,
+    text,
+)
 from gossamer.reproduce.tables import SCALES, Scale, Table, described, find
 
 SMALLEST = "quick"
 RESULTS = Path(gossamer.__file__).parents[2] / "results"
 """In a clone, the results that come with it."""
-WIDTH = 100
-"""Line width of the text around a table."""
 
 
 def paper(arguments: Sequence[str]) -> int:
@@ -125,7 +130,8 @@ def _listed(as_json: bool) -> int:
     """Lists all tables, one per line."""
     known = described()
     say(aligned([[each["name"], each["title"]] for each in known]))
-    say("\n`gossamer paper NAME` checks that a table runs; --scale here or full reproduces it")
+    say("\n`gossamer paper NAME` checks that a table runs")
+    say("`gossamer paper NAME --scale here` or `--scale full` reproduces it")
     if as_json:
         print(json.dumps({"tables": known}), flush=True)
     return 0
@@ -187,11 +193,7 @@ def _described(plan: Plan) -> dict[str, Any]:
 
 def _heading(table: Table, scale: Scale) -> str:
     lines = [table.title, table.source, f"scale {scale.name}: {scale.about}"]
-    return "\n".join([*map(_wrapped, lines), ""])
-
-
-def _wrapped(line: str, first: str = "") -> str:
-    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+    return "\n".join([*map(paragraph, lines), ""])
 
 
 def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) -> int:
@@ -199,14 +201,14 @@ def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) 
     out, table = request.out, measured.table
     out.mkdir(parents=True, exist_ok=True)
     notes = [f"scale {scale.name}: {scale.about}", *legend(measured)]
-    say("\n".join(["", text(measured), "", *(_wrapped(note, "- ") for note in notes), ""]))
+    say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
     introduction = f"{table.source}. {scale.name}: {scale.about}."
     forms = {"csv": comma_separated(measured), "latex": latex(measured)}
     files = write_files(
         request,
         out / "table",
         forms,
-        lambda: report(measured.folders, table.title, introduction),
+        lambda: report(measured.folders, table.title, introduction, page_table(measured)),
     )
     if as_json:
         figures = {"table": table.name, "scale": scale.name, "out": str(out), **files}

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -32,6 +32,7 @@ from gossamer.optim import Training
 from gossamer.submodels import Cut, dropping, trace
 from gossamer.submodels.dropping import Dropping, DropRates
 from gossamer.task import Task
+from gossamer.trust.declared import OWN_SUBMODELS, Privacy
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class FedDrop:
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
-
-    alike = same_costs
+    privacy: ClassVar[Privacy] = OWN_SUBMODELS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
@@ -34,6 +33,7 @@ from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Average, Counts
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, Privacy
 from gossamer.wire import Revision
 
 
@@ -63,16 +63,10 @@ class FedDST:
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
 
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """A mask goes down to a client that never took part, or readjusted its own."""
-        lost = not last or self.rate(replace(ctx, round=last)) > 0
-        return lost, self.rate(ctx) > 0
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """How far readjusted masks move, and so what masks cost, depends on training."""
-        what = "how far masks move is learned: from not at all to a bit per weight"
-        moving = self.readjustment.readjust_ratio and self.readjustment.readjust_until
-        return Learned(what, masks=("Down.mask",), moves=("Up.mask",)) if moving else None
+    @property
+    def privacy(self) -> Privacy:
+        """Replies can be covered unless clients move masks."""
+        return COVERED if not self.readjustment.readjust_ratio else CHOSEN_MASKS
 
     def rate(self, ctx: Ctx) -> float:
         """The fraction of the active weights that clients readjust in this round."""

@@ -22,7 +22,6 @@ import torch
 
 from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, mask_adjustment, masked_training, sparse_model
@@ -58,10 +57,6 @@ class FedMef:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="auto")
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the mask that a client holds."""
-        return self.adjustment.alike(ctx, last)
 
     # server ---------------------------------------------------------------------------------------
 

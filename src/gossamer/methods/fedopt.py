@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gossamer import merge
-from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model, server_optimiser
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.methods.parts.server_optimiser import Moments, Optimizer, ServerOptimiser
 from gossamer.optim import Training
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class FedOpt:
     personal_model: Literal["global", "sent"] = option(
         "global", "a client's own model: the server's, or the one the client sent last"
     )
-
-    alike = same_costs
+    privacy: ClassVar[Privacy] = COVERED
 
     @property
     def adaptive(self) -> ServerOptimiser:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
@@ -20,6 +20,7 @@ from gossamer.methods.fedavg import Server
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class FedProx:
     mu: float = option(0.01, "weight of the proximal term, mu / 2 * |w - w_server|^2", least=0)
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
-
-    alike = same_costs
+    privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))

@@ -15,16 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, personal_masks, sparse_model
 from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Average
+from gossamer.trust.declared import OWN_SUBMODELS, Privacy
 from gossamer.wire import Revision
 
 
@@ -46,19 +47,13 @@ class FedSpa:
     search_rate: float = option(0.5, "share of a layer regrown at first", least=0, most=1)
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
-
-    alike = same_costs
+    privacy: ClassVar[Privacy] = OWN_SUBMODELS
 
     @property
     def spans_rounds(self) -> str:
         """The decay of the search, if there is one."""
         search = f"--search-rate {self.search_rate:g}" if self.search and self.search_rate else ""
         return fields.listed(search, self.training.spans_rounds)
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """How far clients move their masks depends on training."""
-        what = "how far masks move is learned: from not at all to a bit per weight"
-        return Learned(what, moves=("Up.mask",)) if self.search else None
 
     # server ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gossamer import core, merge, optim, sparsity
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
@@ -84,14 +83,6 @@ class FedSparse:
     compact: bool = option(True, "clients train without pruned groups where that is exact")
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
-
-    alike = same_costs
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """How many groups stay open depends on training."""
-        values = ("Down.model.values", "Down.thresholds", "Up.model.values")
-        what = "which groups are pruned is learned: from all of them to none"
-        return Learned(what, values, moves=("Down.alive", "Up.opened"), flops=True)
 
     # server ---------------------------------------------------------------------------------------
 

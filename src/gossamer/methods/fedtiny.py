@@ -23,7 +23,6 @@ from torch import Tensor
 
 from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, mask_adjustment, masked_training, sparse_model
@@ -94,17 +93,6 @@ class FedTiny:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="auto")
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the round of the selection; then by the mask that a client holds."""
-        return self.alike_if(ctx, last)
-
-    def alike_if(self, ctx: Ctx, last: int, at_once: bool = False, settles: bool = False) -> Labels:
-        """The same for other readings of the adjustment."""
-        here = self.training_ctx(ctx)
-        if here.round < 1:
-            return ("selection", here.round), ("selection", here.round)
-        return self.adjustment.alike(here, last - (ctx.round - here.round), at_once, settles)
 
     # server ---------------------------------------------------------------------------------------
 

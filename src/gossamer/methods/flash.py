@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import mask_learning, masked_training, sensitivity_probe, sparse_model
@@ -33,6 +32,7 @@ from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging, Budgets, Densities
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, LEARNED_DENSITIES, Privacy
 from gossamer.wire import Drawn, Revision, WireError
 
 Nested = tuple[Masks, ...]  # one set for each budget, each inside the next; the last is the model's
@@ -79,30 +79,10 @@ class Flash:
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="none", uncharged="budget")
 
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """Whether a client holds the mask, and whether that is still the one that was drawn."""
-        if self.probing(ctx):
-            return "probe", "probe"
-        first = 2 if self.allocation == "sensitivity" else 1
-        moved = self.moved(ctx, first)
-        held = last >= first and not self.moved(ctx, last)
-        return "held" if held else "moved" if moved else "drawn", self.moves(ctx)
-
-    def moved(self, ctx: Ctx, since: int) -> bool:
-        """Whether masks moved in a round before this one, from a round on."""
-        every = self.mask_every
-        return every > 0 and any(
-            self.moves(replace(ctx, round=number))
-            for number in range(max(since, ctx.round - every), ctx.round)
-        )
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """The densities of layers and, in mask rounds, the masks depend on training."""
-        if self.mask_every:
-            what = "how far masks move is learned: from not at all to a bit per weight"
-            return Learned(what, masks=("Train.mask",), moves=("Update.mask",))
-        what = "densities of layers are learned; FLOPs are those of equal ones"
-        return Learned(what) if self.allocation == "sensitivity" else None
+    @property
+    def privacy(self) -> Privacy:
+        frozen = CHOSEN_MASKS if self.mask_every else COVERED
+        return LEARNED_DENSITIES if self.allocation == "sensitivity" else frozen
 
     # server ---------------------------------------------------------------------------------------
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
 from gossamer import merge
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
@@ -53,6 +52,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Laplace:
+    own_merge: ClassVar[str] = "takes the clients' median or their signs"
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     strength: float = option(1e-3, "price of moving a weight by one", least=0)
@@ -60,13 +60,6 @@ class Laplace:
         "median", "a weight becomes the clients' median, or takes a step along their signs"
     )
     adaptive: ServerOptimiser = ServerOptimiser()
-
-    alike = same_costs
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """How many weights move, and so go up, depends on training."""
-        what = "which weights move is learned: from none of them to all"
-        return Learned(what, values=("Up.changes",), moves=("Up.moved",))
 
     # server ---------------------------------------------------------------------------------------
 

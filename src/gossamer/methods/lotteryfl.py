@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
@@ -38,13 +37,6 @@ class LotteryFL:
     accurate: float = option(0.2, "prune only models more accurate than this", least=0, most=1)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
-
-    alike = same_costs
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """Whether a client prunes, and when, depends on its accuracy."""
-        what = f"clients prune as they learn: from density 1 to {self.density:g}"
-        return personal_masks.shrinking(what, self.density)
 
     # server ---------------------------------------------------------------------------------------
 

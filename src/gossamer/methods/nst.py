@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import mask_learning, masked_training, sparse_model
@@ -69,20 +68,6 @@ class NST:
     averaging: Averaging = option("fedavg", "mean over all clients, or over those with a weight")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting()
-
-    alike = same_costs
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """The server's model is as dense as the union of its clients' masks."""
-        most = min(1.0, self.clients * self.density)
-        return Learned(
-            f"how far clients' masks agree is learned: their union is {self.density:g} to {most:g}",
-            values=("Sparse.model.values",),
-            masks=("Sparse.masks",),
-            moves=("Update.mask",),
-            least=self.density,
-            most=most,
-        )
 
     # server ---------------------------------------------------------------------------------------
 

@@ -14,29 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Literal
 
 from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import (
     client_readjustment,
     frozen_weights,
-    mask_stages,
     masked_training,
     sparse_model,
 )
 from gossamer.methods.parts.client_readjustment import TRAINING, Readjustment, Up, quotas
 from gossamer.methods.parts.frozen_weights import Frozen, Local, Server, changed, frozen_part
 from gossamer.methods.parts.held_versions import NOBODY, holds, received
-from gossamer.methods.parts.mask_stages import Stages
 from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Counts
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, Privacy
 from gossamer.wire import Revision
 
 
@@ -64,26 +61,9 @@ class PFFDST:
     accounting: Accounting = Accounting(uncharged="keeps")
 
     @property
-    def spans_rounds(self) -> str:
-        """Its phases, and how long masks are readjusted in them."""
-        client = self.readjustment.spans_rounds if self.readjust == "client" else ""
-        return fields.listed(
-            "--freezing" if self.freezing else "",
-            f"--until {self.until:g}" if self.extra else client,
-            self.training.spans_rounds,
-        )
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the stage of the masks, and whether a client holds them and the frozen part."""
-        stages, here = stages_of(self, ctx.rounds), ctx.round
-        up = (stages.number(here), self.rate(ctx) > 0, stages.mark(here))
-        return stages.label(here, last), up
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """How far clients move masks depends on training, where they do."""
-        what = "how far masks move is learned: from not at all to a bit per weight"
-        moving = self.readjust == "client" and self.readjustment.readjust_ratio
-        return Learned(what, masks=("Down.mask",), moves=("Up.mask",)) if moving else None
+    def privacy(self) -> Privacy:
+        """Replies can be covered unless clients move masks."""
+        return COVERED if self.readjust == "server" else CHOSEN_MASKS
 
     @property
     def part(self) -> Fraction:
@@ -94,6 +74,11 @@ class PFFDST:
     def extra(self) -> Fraction:
         """The differential sparsity f, active beyond that while the server readjusts."""
         return sparsity.as_fraction(self.ratio if self.readjust == "server" else 0) * self.part
+
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        return fields.listed("--freezing" * self.freezing, "--until", self.training.spans_rounds)
 
     def clock(self, ctx: Ctx) -> tuple[int, int, int]:
         """The phase, 1 or 2; the round in it, from 1; and R, the rounds it has."""
@@ -213,22 +198,3 @@ def second_phase(ctx: Ctx, state: Server, wanted: Counts) -> Server:
 def fractions(ctx: Ctx, share: Fraction) -> Counts:
     """The same fraction of every layer, in whole weights."""
     return {name: int(share * ctx.task.layout[name].count) for name in ctx.task.layout.prunable}
-
-
-@lru_cache
-def stages_of(method: PFFDST, rounds: int) -> Stages:
-    """When the server changes masks in a run of so many rounds, while nothing is trained."""
-    first = rounds // 2 if method.freezing else rounds
-
-    def clock(number: int) -> tuple[int, int, int]:
-        return (1, number, first) if number <= first else (2, number - first, rounds - first)
-
-    def due(phase: int, number: int, length: int) -> int:
-        if method.readjust == "client":  # the second phase begins with layers beyond their quotas
-            return 2 if phase == 2 else 0
-        if not method.extra:
-            return 0
-        last = number >= max(1, round(method.until * length))
-        return 2 if last else int(number % method.every == 0)
-
-    return mask_stages.stages(range(1, rounds + 1), clock, due, method.freezing)

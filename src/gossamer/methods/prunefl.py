@@ -24,7 +24,6 @@ from torch import Tensor
 
 from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
@@ -110,27 +109,6 @@ class PruneFL:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting()
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """While nothing is trained, the first phase lasts a round, and nothing is pruned."""
-        passed = ctx.round - 1 - (self.first_rounds > 0)
-        adjusts = passed > 0 and passed % self.adjust_every == 0
-        kind = "first" if passed < 0 else "adjusts" if adjusts else ""
-        return kind, kind
-
-    def forwarded(self, ctx: Ctx, state: Server) -> Server:
-        """The state at the beginning of a round, if the rounds before were left out."""
-        return replace(state, rounds=max(0, ctx.round - 1 - (self.first_rounds > 0)))
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """How dense the model is, and how long the first phase lasts, depends on training."""
-        models = ("Train", "Measure", "Update", "Measured")
-        return Learned(
-            "densities are learned, from 0 to 1; one round of the first phase is assumed",
-            values=tuple(f"{message}.model.values" for message in models),
-            masks=("Train.mask", "Measure.mask"),
-            flops=True,
-        )
 
     # server ---------------------------------------------------------------------------------------
 

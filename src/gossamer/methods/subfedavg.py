@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Learned, same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.merge import Weighting
@@ -53,15 +52,6 @@ class SubFedAvg:
     accurate: float = option(0.5, "prune only models more accurate than this", least=0, most=1)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
-
-    alike = same_costs
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """Whether a client prunes, and when, depends on its accuracy."""
-        what = f"clients prune as they learn: from nothing to {self.target:g} of all parameters"
-        layout = ctx.task.layout
-        share = layout.total("count", layout.parameters) / layout.total("count", layout.prunable)
-        return personal_masks.shrinking(what, max(0.0, 1 - self.target * share))
 
     # server ---------------------------------------------------------------------------------------
 

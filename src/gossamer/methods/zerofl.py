@@ -19,7 +19,6 @@ from typing import Literal
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import same_costs
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model, sparse_model
@@ -60,8 +59,6 @@ class ZeroFL:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="csr-flat")
-
-    alike = same_costs
 
     # server ---------------------------------------------------------------------------------------
 

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gossamer import fields
 from gossamer.config import Config
-from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine import Options
+from gossamer.engine.files import write_atomically
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
 from gossamer.report.runs import EVALUATED, Curve, Run
@@ -39,8 +41,10 @@ def keep(run: Run, path: Path) -> Path:
         The path.
 
     Raises:
-        ValueError: The run has not finished, or its configuration is missing.
+        ValueError: The run has not finished, is damaged, or its configuration is missing.
     """
+    if run.damaged:
+        raise ValueError(f"{run.folder} is damaged: {'; '.join(run.notices)}")
     if not run.finished:
         raise ValueError(f"{run.folder} has not finished; results are kept of finished runs only")
     if not run.config:
@@ -116,13 +120,18 @@ def _is_kept(path: Path) -> bool:
 
 
 def _identity(config: Mapping[str, Any]) -> str:
-    """A text that is equal for configurations whose runs have the same results."""
+    """A text that is equal for configurations whose runs have the same results.
+
+    Options with their usual value are left out, so that results from before an option are found.
+    """
+    usual = {f"options.{item.name}": item.default for item in fields.settings(Options())}
     tables = {name: value for name, value in config.items() if isinstance(value, dict)}
     settings = {
         f"{table}.{name}": float(value) if type(value) is int else value
         for table, values in tables.items()
         for name, value in values.items()
         if f"{table}.{name}" not in IRRELEVANT - {"experiment.seed"}
+        and (f"{table}.{name}" not in usual or usual[f"{table}.{name}"] != value)
     }
     return json.dumps([config.get("method"), settings], sort_keys=True, default=str)
 

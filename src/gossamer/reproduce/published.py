@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer.engine.events import CONFIG
 from gossamer.report import Run
-from gossamer.report.curves import last, spread
+from gossamer.report.curves import last, spread, standard_error
 from gossamer.report.figures import figures
 from gossamer.report.kept import Shelf
 from gossamer.report.runs import number
@@ -44,6 +44,11 @@ class Cell:
     def std(self) -> float | None:
         """Their standard deviation."""
         return spread(self.counted)
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of their mean."""
+        return standard_error(self.counted)
 
     @property
     def difference(self) -> float | None:
@@ -170,6 +175,3 @@ def _related(
         if below:
             relative[seed] = above / below / UNITS[column.unit]
     return relative
-
-
-# forms --------------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 from gossamer.core import AnyMethod
 
 FUNCTIONS = ("init", "cohort", "down", "merge", "begin", "step", "finish", "model")
-OPTIONAL = ("replies", "resend", "holds", "measures", "alike", "forwarded", "learned")
+OPTIONAL = ("replies", "resend", "holds", "measures")
 T = TypeVar("T")
 
 
 def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     """Completes a class whose field or property `pure` is such a method.
 
-    Every function of a method that the class does not define is that of `self.pure`, and so is the
-    accounting. Where a class of variants of FedAvg defines no `down`, it has
+    Every function of a method that the class does not define is that of `self.pure`, and so are the
+    accounting and the note on a merge that is no mean. Where a class of variants of FedAvg defines
+    no `down`, it has
 
         def down(self, ctx, state, client):
             return self.pure.down(ctx, state, client)
@@ -26,19 +27,21 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     def complete(kind: type[T]) -> type[T]:
         for name in (*FUNCTIONS, *OPTIONAL):
             if hasattr(method, name) and name not in vars(kind):
-                setattr(kind, name, _forwarded(name, getattr(method, name)))
+                setattr(kind, name, _forwarded(getattr(method, name)))
         if hasattr(method, "accounting") and "accounting" not in vars(kind):
             kind.accounting = property(lambda self: self.pure.accounting)  # type: ignore[attr-defined]
+        if hasattr(method, "own_merge"):
+            kind.own_merge = method.own_merge  # type: ignore[attr-defined]
         return kind
 
     return complete
 
 
-def _forwarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of `self.pure`, with its signature: records are derived from type hints."""
 
     @wraps(function)
     def forwarded(self: Any, *arguments: Any) -> Any:
-        return getattr(self.pure, name)(*arguments)
+        return getattr(self.pure, function.__name__)(*arguments)
 
     return forwarded

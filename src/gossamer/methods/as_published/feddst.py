@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gossamer import fields, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params
 from gossamer.fields import option
 from gossamer.methods import feddst
@@ -85,19 +84,6 @@ class FedDSTVariants:
     accounting: Accounting = Accounting()
 
     @property
-    def spans_rounds(self) -> str:
-        """The fall of the density, and the schedules of the pure method."""
-        final = f"--final-density {self.final_density:g}" if self.final_density else ""
-        return fields.listed(final, fields.spans_rounds(self.pure))
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """As in the pure method, unless the density falls in every round."""
-        if self.final_density:
-            return (ctx.round, last), ctx.round
-        down, up = self.pure.alike(ctx, last)
-        return ("first" if self.free_first_download and ctx.round == 1 else down), up
-
-    @property
     def pure(self) -> FedDST:
         """The method of the paper, for all that no option changes."""
         return FedDST(
@@ -109,6 +95,12 @@ class FedDSTVariants:
             bn=self.bn,
             accounting=self.accounting,
         )
+
+    @property
+    def spans_rounds(self) -> str:
+        """The fall of the density, and the schedules of the pure method."""
+        final = f"--final-density {self.final_density:g}" if self.final_density else ""
+        return fields.listed(final, fields.spans_rounds(self.pure))
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gossamer import sparsity
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedmef
@@ -40,15 +39,6 @@ class FedMefVariants:
     extrude: Literal["adjusting", "always"] = option(
         "adjusting", "rounds with extrusion: those that adjust the mask, or all until the last one"
     )
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the mask that a client holds."""
-        readings = self.readings
-        return self.pure.adjustment.alike(ctx, last, readings.adjust_at_once, readings.prune_first)
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """How often masks go down depends on training, where pruned weights may grow again."""
-        return self.readings.learned()
 
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from gossamer import merge, sparsity
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedtiny
@@ -60,11 +59,6 @@ class AdjustmentReadings:
         names = () if rest else adjustment.block(ctx.task.layout, turn)
         counts = adjustment.counts(ctx, active, names)
         return counts if any(counts.values()) else {}
-
-    def learned(self) -> Learned | None:
-        """What of the messages depends on training."""
-        what = "how far masks move is learned: from not at all to a bit per weight"
-        return Learned(what, masks=("Train.mask",)) if self.prune_first else None
 
     def reply(self, down: Train, due: Counts) -> Update | WholeUpdate:
         """An example reply, from which the reply schema is derived."""
@@ -130,15 +124,6 @@ class FedTinyVariants:
     )
     loss_weighting: merge.Weighting = option("uniform", "how clients are weighted in the selection")
     readings: AdjustmentReadings = AdjustmentReadings()
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the round of the selection; then by the mask that a client holds."""
-        readings = self.readings
-        return self.pure.alike_if(ctx, last, readings.adjust_at_once, readings.prune_first)
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """How often masks go down depends on training, where pruned weights may grow again."""
-        return self.readings.learned()
 
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gossamer import core, merge, sparsity
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Batch, Client, Ctx, Job, Key, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import flash, nst
@@ -86,16 +85,6 @@ class FlashVariants:
     def spans_rounds(self) -> str:
         """The schedule of the learning rate, unless it has a horizon of its own."""
         return self.horizon.spans(self.pure.training)
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """Masks that churn are never held; those of small budgets may change in any round."""
-        if self.resample and len(ctx.budgets) > 1:
-            return (ctx.round, last), ctx.round
-        down, up = self.pure.alike(ctx, last)
-        first = 2 if self.pure.allocation == "sensitivity" else 1
-        # Masks that were drawn loosely are cut to their counts when they move first.
-        up = (up, ctx.round <= first)
-        return ("moved" if self.churn and ctx.round > first else down), up
 
     def init(self, ctx: Ctx) -> Server:
         pure = self.pure

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gossamer import sparsity
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedspa, subfedavg
@@ -76,10 +75,6 @@ class FedSpaVariants:
     averaging: Averaging = option(
         "fedavg", "mean change over all clients, or over those with a weight"
     )
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """A mask of its own is sent to a client once."""
-        return self.own_start and not last, ""
 
     def initial(self, ctx: Ctx, client: Client) -> Masks:
         """The mask that a client begins with."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gossamer import sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
 from gossamer.methods import pffdst
@@ -25,7 +24,7 @@ from gossamer.methods.as_published import mask_learning
 from gossamer.methods.as_published.delegation import variants_of
 from gossamer.methods.as_published.feddst import First, Start, first_masks
 from gossamer.methods.as_published.mask_learning import Learning
-from gossamer.methods.as_published.pffdst_phases import Phases, stages_of
+from gossamer.methods.as_published.pffdst_phases import Phases
 from gossamer.methods.as_published.repeated_draws import Sampling, Weighted
 from gossamer.methods.parts import frozen_weights, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.client_readjustment import TRAINING, accepted, readjust
@@ -102,33 +101,14 @@ class PFFDSTVariants:
     accounting: Accounting = Accounting(uncharged="keeps,score")
 
     @property
-    def spans_rounds(self) -> str:
-        """Its phases, and how long masks are readjusted in them."""
-        return self.pure.spans_rounds
-
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the stage of the masks, and whether a client holds them and the frozen part."""
-        if self.phases.probing(ctx):
-            return "probe", "probe"
-        stages, here = stages_of(self.phases, ctx), ctx.round
-        moves, scores = self.phases.moves(ctx), self._scores(ctx)
-        up = (stages.number(here), moves, scores, stages.mark(here))
-        if self.free_first_download and here == 1:
-            return "first", up
-        return stages.label(here, last if last > self.phases.probes else 0), up
-
-    def learned(self, ctx: Ctx) -> Learned | None:
-        """The densities of layers, and how far clients move masks, may depend on training."""
-        if self.phases.readjust in ("client", "learned"):
-            what = "how far masks move is learned: from not at all to a bit per weight"
-            return Learned(what, masks=("Down.mask",), moves=("Up.mask",))
-        what = "densities of layers are learned; FLOPs are those of equal ones"
-        return Learned(what) if self.phases.probes else None
-
-    @property
     def pure(self) -> PFFDST:
         """The method of the paper, for all that no option changes."""
         return replace(self.phases.pure, clients=self.clients, training=self.training, bn=self.bn)
+
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        return self.pure.spans_rounds
 
     def init(self, ctx: Ctx) -> Server:
         least = self.phases.probes + (2 if self.phases.freezing else 1)

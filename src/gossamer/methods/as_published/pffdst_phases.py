@@ -12,7 +12,6 @@ from gossamer.fields import option
 from gossamer.methods.as_published.feddst import Readjustment
 from gossamer.methods.parts import sparse_model
 from gossamer.methods.parts.frozen_weights import Server, changed
-from gossamer.methods.parts.mask_stages import Stages, stages
 from gossamer.methods.parts.sensitivity_probe import after_probe
 from gossamer.methods.pffdst import PFFDST, fractions
 from gossamer.sparsity import Average, Counts, Densities, Rounding
@@ -168,31 +167,3 @@ class Phases:
         """The number of weights that a client's learned mask aims at."""
         density = sparsity.as_fraction(self.density) if self.probing(ctx) else self.pure.part
         return round(density * ctx.task.layout.total("count", ctx.task.layout.prunable))
-
-
-def stages_of(phases: Phases, ctx: Ctx) -> Stages:
-    """When the server changes masks in a run, as long as nothing is trained."""
-    key = (phases, ctx.rounds)
-    if key not in _STAGES:
-        _STAGES[key] = _followed(phases, ctx)
-    return _STAGES[key]
-
-
-_STAGES: dict[tuple[Phases, int], Stages] = {}
-
-
-def _followed(phases: Phases, ctx: Ctx) -> Stages:
-    def due(phase: int, number: int, length: int) -> int:
-        if phases.readjust == "learned":
-            return int((number - 1) % phases.mask_every == 0)
-        if phases.readjust == "client":  # the second phase begins with layers beyond their quotas
-            return 2 if phase == 2 else 0
-        if not phases.pure.extra or (phase == 2 and not phases.readjust_second):
-            return 0
-        last = number >= max(1, round(phases.until * length))
-        return 2 if last else int(number % phases.every == 0)
-
-    def clock(number: int) -> tuple[int, int, int]:
-        return phases.clock(replace(ctx, round=number))
-
-    return stages(range(1 + phases.probes, ctx.rounds + 1), clock, due, phases.freezing)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gossamer import fields, merge
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Labels, Learned, Repeated
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.as_published.spafl_training import Pruning, Work
@@ -88,19 +87,6 @@ class SpaFLVariants:
     )
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
 
-    def alike(self, ctx: Ctx, last: int) -> Labels:
-        """By the broadcasts that a client missed, and whether it is sent the first weights."""
-        new = self.start == "sent" and not last
-        if self.downlink == "all":
-            return Repeated(new, max(ctx.round - 1 - max(last, 1), 0)), ""
-        return (ctx.round > 1, new), "" if ctx.round > 1 else "first"
-
-    def learned(self, ctx: Ctx) -> Learned:
-        """Only thresholds travel; what they prune depends on training."""
-        return Learned(
-            "densities are learned, which FLOPs depend on and messages do not", flops=True
-        )
-
     @property
     def accounting(self) -> Accounting:
         return Accounting(recipients=self.downlink, uncharged="missed,start")
@@ -127,7 +113,9 @@ class SpaFLVariants:
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         replies = {
-            each.client: merge.fitting(shared(each.up), shared(each.down)) for each in exchanges
+            each.client: merge.fitting(shared(each.up), shared(each.down))
+            for each in exchanges
+            if not self.pruning.clamp or merge.within(each.up.thresholds, 0, 1)
         }
         if not replies:
             return state

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gossamer import merge, sparsity
-from gossamer.accounting.forecast import Labels
 from gossamer.core import Client, Ctx, Exchange, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
@@ -61,27 +60,6 @@ class Adjustment:
         """The fraction of a layer that an adjustment in this round moves."""
         left = sparsity.decayed(self.adjust_ratio, "cosine", ctx.round - 1, self.adjust_until)
         return sparsity.as_fraction(left)
-
-    def alike(self, ctx: Ctx, last: int, at_once: bool = False, settles: bool = False) -> Labels:
-        """By the mask that a client holds, in rounds of training counted from 1.
-
-        Args:
-            last: The round in which the client trained before; 0 or less if it never did.
-            at_once: Whether the first round adjusts the mask too.
-            settles: Whether the first adjustment of a layer is the last one that changes its mask
-                while nothing is trained, because the same weights grow again.
-        """
-        first = 1 if at_once else 1 + self.adjust_every
-        end = min(ctx.round, self.adjust_until) if self.adjust_ratio else 0
-        due = range(first, end + 1, self.adjust_every)
-        up = ctx.round if ctx.round in due else 0
-        if settles:
-            due = due[: min(self.blocks, len(ctx.task.layout.prunable))]
-        version = sum(each < ctx.round for each in due)
-        missed = sum(last <= each < ctx.round for each in due)
-        if last < 1:
-            return "whole" if version else "seed", up
-        return ("held", ("revision", version), "whole")[min(missed, 2)], up
 
     def block(self, layout: Layout, turn: int) -> tuple[str, ...]:
         """The layers adjusted in a turn: neighbours, about as many in each block."""

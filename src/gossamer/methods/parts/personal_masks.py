@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
-from gossamer.accounting.forecast import Learned
 from gossamer.core import Client, Ctx, Exchange, Masks, Missing, Params
 from gossamer.methods.parts import sparse_model
 from gossamer.methods.parts.sparse_model import SparseModel
@@ -90,12 +89,6 @@ class Up:
     model: SparseModel
     mask: Revision | None
     """The client's next mask, if it changed."""
-
-
-def shrinking(what: str, least: float) -> Learned:
-    """What depends on training where clients only prune, down to a density."""
-    values = ("Down.model.values", "Up.model.values")
-    return Learned(what, values, masks=("Up.mask",), least=least, flops=True)
 
 
 # server -------------------------------------------------------------------------------------------
