@@ -42,9 +42,9 @@ SHARES = (0.1, 0.3)
 COMMON = {"clients": POOL, "batch": 50, "epochs": 1, "lr": 0.1, "momentum": 0.0}
 METHODS = {
     "fedavg": {},
-    "spafl": {"lr": 0.02, "momentum": 0.9, "epochs": 2},
+    "spafl": {"lr": 0.05, "momentum": 0.9, "epochs": 2, "batch": 100},
     "spdst": {"density": 0.2, "probe_clients": POOL},
-    "fedpm": {"epochs": 2},
+    "fedpm": {"lr": 0.2, "epochs": 2, "batch": 100},
 }
 
 
