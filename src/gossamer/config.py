@@ -122,7 +122,7 @@ class Config:
         """Raises ValueError if the experiment or the options are unusable, whatever the data."""
         fields.check(self.experiment)
         fields.check(self.options)
-        Mode.parse(self.experiment.wire)
+        Mode.parse(self.experiment.wire).check()
         if self.options.network:
             Network.parse(self.options.network)
         if self.experiment.dp:

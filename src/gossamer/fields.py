@@ -172,6 +172,27 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 
 
+def spans_rounds(record: object) -> str:
+    """The settings of a record whose effect is spread over all rounds of a run; empty if none is.
+
+    A record with such settings names them in a property `spans_rounds`, which speaks for its own
+    records too. A run that depends on none can be made longer afterwards.
+    """
+    own = getattr(record, "spans_rounds", None)
+    if isinstance(own, str):
+        return own
+    if not dataclasses.is_dataclass(record):
+        return ""
+    names = [each.name for each in dataclasses.fields(record)]
+    parts = (spans_rounds(getattr(record, name)) for name in names)
+    return listed(*parts)
+
+
+def listed(*parts: str) -> str:
+    """Those of some texts that are not empty, as a list in a sentence."""
+    return " and ".join(dict.fromkeys(part for part in parts if part))
+
+
 def flag(name: str) -> str:
     """A field's name on the command line."""
     return name.replace("_", "-")

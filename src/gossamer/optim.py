@@ -36,6 +36,12 @@ class Training:
     weight_decay: float = option(0.0, "weight decay of local SGD", least=0)
     clip: float = option(0.0, "clip gradients to this norm; 0: no clipping", least=0)
 
+    @property
+    def spans_rounds(self) -> str:
+        """The schedule, if it depends on the number of rounds."""
+        spans = self.schedule in ("exponential-to", "cosine")
+        return f"--schedule {self.schedule}" if spans else ""
+
     def rate(self, ctx: Ctx) -> float:
         """The learning rate of the current round; the first round has `lr`."""
         passed = max(ctx.round - 1, 0)

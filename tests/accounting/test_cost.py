@@ -21,9 +21,11 @@ from gossamer.accounting import (
     Network,
     densities,
     density,
+    ledger_rows,
     mask_bits,
     paper_bits,
     paper_rows,
+    paper_tensors,
     stale_share,
     visitors,
 )
@@ -31,7 +33,7 @@ from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.frozen_weights import Frozen
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.task.layout import Layout
-from gossamer.wire import Packed, Revision, pack
+from gossamer.wire import Packed, Revision, Schema, pack, write
 from helpers import conv, mlp
 
 
@@ -49,9 +51,9 @@ MASK = torch.arange(40).reshape(8, 5) % 4 == 0  # ten of forty
 # bits --------------------------------------------------------------------------------------------
 
 
-def test_papers_count_32_bits_a_number_and_one_a_mask_entry() -> None:
+def test_papers_count_numbers_by_their_type_and_one_bit_a_mask_entry() -> None:
     record = Up({"w": torch.zeros(3, 4), "half": torch.zeros(5, dtype=torch.float16)})
-    assert paper_bits(record) == 32 * 17
+    assert paper_bits(record) == 32 * 12 + 16 * 5
     assert paper_bits((torch.zeros(9, dtype=torch.bool), 1, 2.0, None)) == 9 + 64
     assert paper_bits({"a": torch.zeros(9) > 0, "b": torch.zeros(2, 3) > 0}) == 15
 
@@ -62,6 +64,43 @@ def test_papers_count_packed_values_and_whole_masks() -> None:
     assert paper_bits(Revision({"w": MASK}, {"w": ~MASK})) == 40
     rows = paper_rows((packed, Revision({"w": MASK})), Accounting(mask_code="none"))
     assert [bits for _, bits in rows] == [32 * 18, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        (torch.int8, 8),
+        (torch.uint8, 8),
+        (torch.int16, 16),
+        (torch.float16, 16),
+        (torch.bfloat16, 16),
+        (torch.int32, 32),
+        (torch.float32, 32),
+        (torch.int64, 64),
+        (torch.float64, 64),
+    ],
+)
+def test_every_type_has_its_own_width_in_the_paper_and_as_the_limit(
+    dtype: torch.dtype, bits: int
+) -> None:
+    values = torch.ones(8, 5, dtype=dtype)
+    cases: list[tuple[object, int]] = [(Up({"w": values}), 40)]
+    if dtype.is_floating_point:  # nothing else can be packed
+        cases.append((pack({"w": values}, {"w": MASK}), 10))
+    for record, count in cases:
+        assert paper_bits(record) == bits * count
+        message = write(record, Schema.of(record))
+        entries = ledger_rows(message, record, "up", Accounting(), "field")
+        limit = sum(row.information for row in entries)
+        assert sum(row.paper for row in entries) == limit == bits * count
+        tensors = paper_tensors(record, Accounting())
+        assert sum(share for _, share in tensors) == bits * count
+
+
+def test_tensors_of_several_types_share_a_packed_field_by_their_bits() -> None:
+    values = {"small": torch.ones(4, dtype=torch.float16), "large": torch.ones(4)}
+    shares = dict(paper_tensors((pack(values, {}),), Accounting()))
+    assert sorted(shares.values()) == [64, 128]
 
 
 def test_a_field_goes_uncharged_with_all_that_is_in_it() -> None:

@@ -142,9 +142,10 @@ def test_spafl_on_a_large_and_on_a_recurrent_model() -> None:
 
 
 def test_fedavg_in_the_tables_of_spafl() -> None:
-    # CIFAR-10 counts all of the state, d = 807 366, with the counters that never travel here;
+    # CIFAR-10 counts all of the state, d = 807 366, with the counters that never travel here, and
+    # 32 bits for each of these too;
     state = build("cnn7", COLOUR, 10).state_dict()
-    whole = Model(dict(state))
+    whole = Model({name: tensor.float() for name, tensor in state.items()})
     assert sum(tensor.numel() for tensor in state.values()) == 807_366
     assert run_bits(whole, 500, 10, 100, SAMPLED) / GIGABIT == pytest.approx(258.357, abs=5e-4)
     real = layout_of("cnn7", COLOUR, 10)

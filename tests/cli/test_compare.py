@@ -17,7 +17,7 @@ from gossamer.engine import Summary, replay
 from gossamer.engine.summary import UNKNOWN
 from gossamer.reproduce.plans import Plan, probes
 
-from .conftest import Outcome, events
+from .conftest import SMALL, Outcome, events
 from .test_progress import CLOCK, FAILED, evaluated, finished
 from .test_stopping import PATIENCE, Command, start
 
@@ -353,3 +353,29 @@ def test_a_terminal_has_one_bar_over_all_rounds() -> None:
     last = " ".join(text[text.rindex("spafl seed 0 (2/3)") :].split())
     assert "50 % · left" in last and "round 20/20 · accuracy 0.8123" in last
     assert "spafl seed 0 finished (2/3)" in text and "client 7 failed" in text
+
+
+def test_validation_data_decide_which_is_best_where_rounds_are_selected_on_it(
+    gossamer: Command,
+) -> None:
+    words = ["fedavg:lr=0.05", "fedavg:lr=0.3", *SMALL, "--valid", "0.3", "--select", "valid"]
+    found = gossamer("compare", *words, "--out", "v", "--json")
+    logs = [events(run["run"]) for run in found.json["runs"]]
+    best = []
+    for row, log in zip(found.json["rows"], logs, strict=True):
+        tested = [event for event in log if event["event"] == "evaluated"]
+        chosen = max(tested, key=lambda event: (event["valid_mean"], -event["round"]))
+        assert row["mean"]["valid"] == chosen["valid_mean"]
+        assert row["mean"]["best"] == chosen["global_accuracy"]
+        best.append(chosen["valid_mean"])
+    assert best[0] != best[1]  # both send as many bits, so the better one alone is marked
+    marks = [row["pareto_best"] for row in found.json["rows"]]
+    assert marks == [best[0] > best[1], best[1] > best[0]]
+    assert "validation" in found.out and "no other run has a validation accuracy" in found.out
+    with Path("v/comparison.csv").open() as file:
+        assert [float(row["valid"]) for row in csv.DictReader(file)] == best
+    page = Path("v/report.html").read_text()
+    assert "<th>validation</th>" in page and "Highest validation accuracy" in page
+    plain = gossamer("compare", "fedavg", *SMALL, "--out", "w")
+    assert "validation" not in plain.out
+    assert "<th>validation" not in Path("w/report.html").read_text()

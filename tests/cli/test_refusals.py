@@ -1,5 +1,6 @@
 """Bad input is refused before any work, in one sentence, with exit code 2."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,11 @@ REFUSALS = {
     "run fedavg --momentum 1": "--momentum must be below 1",
     "run fedavg --schedule cosin": "did you mean 'cosine'?",
     "run fedavg --weighting size": "--weighting is one of samples, uniform",
-    "run fedavg --mu 0.1": "no option '--mu'",
+    "run fedavg --mu 0.1": "fedavg has no --mu; methods that have it: fedprox, feddst, random_mask",
+    "run fedavg --density 0.1": "fedavg has no --density; methods that have it: lotteryfl, fedspa",
+    "cost fedavg --density 0.1": "and 8 more",
+    "run ../bad/:x": "'../bad/' is neither a file nor a module",
+    "run fedavg --model ../bad/:x": "'../bad/' is neither a file nor a module",
     "run fedprox --mu -1": "--mu must be at least 0",
     "run fedopt --beta2 1": "--beta2 must be below 1",
     "run fedavg --data fmnst": "did you mean 'fmnist'?",
@@ -129,3 +134,17 @@ def test_a_density_outside_its_bounds_is_refused(gossamer: Command, density: str
     assert found.code == 2 and "--density must be" in found.err and not Path("a").exists()
     assert len(found.err.splitlines()) == 1
     assert gossamer("run", "mine.py:FedAvg", *SMALL, "--density", "1", "--out", "a").code == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "package"), [("f32+zstd", "zstandard"), ("f16+ans", "constriction")]
+)
+def test_a_wire_whose_package_is_missing_is_refused_before_the_first_round(
+    gossamer: Command, monkeypatch: pytest.MonkeyPatch, wire: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for command in ("run", "cost"):
+        found = gossamer(command, "fedavg", *SMALL, "--wire", wire)
+        assert found.code == 2 and f"needs {package}; pip install" in found.err
+        assert len(found.err.splitlines()) == 1
+    assert not Path("runs").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,32 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_a_traceback() -> None:
+    for words in ("--help", "ls --all"):
+        command = [sys.executable, "-m", "gossamer", *words.split()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert running.stdout is not None and running.stderr is not None
+            running.stdout.close()  # before anything is written
+            assert running.stderr.read() == b""
+            assert running.wait() == 1
+
+
+def test_ctrl_c_within_the_import_of_torch_is_an_interruption(tmp_path: Path) -> None:
+    """As PyTorch's own import does, this one turns the interruption into another error."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.sigtimedwait([signal.SIGUSR1], 5)
+except KeyboardInterrupt:
+    raise ImportError("initialisation failed") from None
+""")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "gossamer", "run", "fedavg"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stderr) == (130, "gossamer: interrupted\n")

@@ -69,7 +69,11 @@ class Accounting:
 
 
 def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
-    """The bits of a record as papers count them: 32 for a number, no header."""
+    """The bits of a record as papers count them: numbers by their type, and no header.
+
+    An element of a tensor has the width of its type, whatever the wire makes of it: 32 bits for
+    float32, 8 for int8. A Python number has 32.
+    """
     return sum(bits for _, bits in paper_rows(record, accounting))
 
 
@@ -95,10 +99,10 @@ def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float
     for path, node in schema.leaves:
         field = field_of(path)
         match node:
-            case _ if _names(field) & uncharged:
+            case _ if names_of(field) & uncharged:
                 rows.append((field, 0.0))
             case TensorNode() if node.dtype != torch.bool:
-                rows.append((field, 32.0 * node.count))
+                rows.append((field, float(width(node.dtype) * node.count)))
             case ScalarNode():
                 rows.append((field, 32.0))
             case _:
@@ -109,7 +113,7 @@ def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float
 def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
     match leaf:
         case Packed():
-            return 32.0 * sum(values.numel() for values in leaf.values.values())
+            return float(sum(map(_bits_of, leaf.values.values())))
         case Revision():
             return mask_bits(leaf.masks, code)
         case Drawn():
@@ -122,7 +126,16 @@ def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
             return 32.0
 
 
-def _names(field: str) -> set[str]:
+def width(dtype: torch.dtype) -> int:
+    """The bits of one element."""
+    return 8 * dtype.itemsize
+
+
+def _bits_of(tensor: Tensor) -> int:
+    return width(tensor.dtype) * tensor.numel()
+
+
+def names_of(field: str) -> set[str]:
     """What a nested field may be called: `frozen.values`, or just `frozen`.
 
     A sparse model's own fields need no prefix: `buffers` is `model.buffers`.
@@ -141,7 +154,7 @@ def paper_tensors(
     for (path, _), leaf, (_, bits) in zip(schema.leaves, flatten(record), rows, strict=True):
         match leaf:
             case Packed():
-                parts = {name: float(values.numel()) for name, values in leaf.values.items()}
+                parts = {name: float(_bits_of(values)) for name, values in leaf.values.items()}
             case Revision():
                 parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.masks.items()}
             case dict():

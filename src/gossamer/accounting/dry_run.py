@@ -1,21 +1,22 @@
 """Prices a method without training: real messages and masks, no arithmetic on data.
 
-A dry run calls every function of the method but `step`. Where all rounds but the first cost the
-same, it stops early and extrapolates; otherwise it goes through all rounds, and always does for a
-method with masks at the server, which may act rarely.
+A dry run calls every function of the method but `step`. Where the method says which messages are
+alike (`gossamer.accounting.forecast`), one of each kind is made and multiplied. Otherwise it goes
+through all rounds, or stops early if all rounds but the first cost the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from gossamer.accounting.blank_data import Blank
-from gossamer.core import AnyMethod
+from gossamer.accounting.forecast import Repeated
+from gossamer.accounting.prices import Bits, Line, Price, add_up
+from gossamer.accounting.rehearsal import Part, Rehearsal, rehearsing
+from gossamer.core import AnyMethod, Client
 from gossamer.data.inputs import Floats
-from gossamer.engine.client import Stop
-from gossamer.engine.events import ClientFinished, Clock, Event, RoundFinished
-from gossamer.engine.loop import start
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
@@ -23,47 +24,8 @@ from gossamer.task import Task
 PROBE = 12
 """Rounds after the first that must cost the same before the rest is extrapolated."""
 
-Line = tuple[str, str, str]
-"""Direction, message and leaf."""
-
-
-@dataclass(frozen=True)
-class Bits:
-    """One line of a price: how many messages, and their bits in three columns."""
-
-    messages: int = 0
-    sent: float = 0.0
-    information: float = 0.0
-    paper: float = 0.0
-
-    def __add__(self, other: Bits) -> Bits:
-        return Bits(
-            self.messages + other.messages,
-            self.sent + other.sent,
-            self.information + other.information,
-            self.paper + other.paper,
-        )
-
-    def __mul__(self, times: int) -> Bits:
-        return Bits(
-            self.messages * times, self.sent * times, self.information * times, self.paper * times
-        )
-
-
-@dataclass(frozen=True)
-class Price:
-    """What a method costs in all rounds."""
-
-    rounds: int
-    exact: int
-    """Rounds that were played; the others cost as much as the last of these."""
-    lines: Mapping[Line, Bits]
-    flops: int
-    device_seconds: float | None
-
-    def total(self, direction: str) -> Bits:
-        """All bits of one direction."""
-        return sum((bits for line, bits in self.lines.items() if line[0] == direction), Bits())
+Progress = Callable[[int, int], None]
+"""Is called with the rounds done so far, and with all."""
 
 
 def price(
@@ -93,66 +55,238 @@ def price(
     return price_run(Run(method, task, federation, rounds=rounds, options=options))
 
 
-def price_run(run: Run) -> Price:
-    """Prices a run by going through it without training steps."""
-    stop = Stop()
-    meter = _Meter(stop, hasattr(run.method, "measures"))
-    start(replace(run, dry=True), sinks=[meter], stop=stop)
-    return meter.price(run.rounds)
+def price_run(
+    run: Run, every_round: bool = False, progress: Progress = lambda done, rounds: None
+) -> Price:
+    """Prices a run by going through it without training steps.
 
-
-def add_up(events: Iterable[ClientFinished]) -> dict[Line, Bits]:
-    """Sums the ledgers of some clients by direction, message and leaf."""
-    ledger: dict[Line, Bits] = {}
-    for event in events:
-        for entry in event.traffic:
-            line = (entry.direction, entry.message, entry.leaf)
-            here = Bits(1, entry.sent, entry.information, entry.paper)
-            ledger[line] = ledger.get(line, Bits()) + here
-    return ledger
-
-
-class _Meter:
-    """Sums a dry run, and stops it when its rounds repeat."""
-
-    def __init__(self, stop: Stop, all_rounds: bool) -> None:
-        self._stop = stop
-        self._all = all_rounds
-        self._clients: list[ClientFinished] = []
-        self._rounds: list[tuple[dict[Line, Bits], int, float]] = []
-        self._seconds: float | None = None
-
-    def emit(self, event: Event, clock: Clock) -> None:
-        match event:
-            case ClientFinished():
-                self._clients.append(event)
-            case RoundFinished():
-                flops = sum(client.flops for client in self._clients)
-                before, self._seconds = self._seconds, event.device_seconds
-                seconds = (self._seconds or 0.0) - (before or 0.0)
-                self._rounds.append((add_up(self._clients), flops, round(seconds, 9)))
-                self._clients = []
-                later = self._rounds[1 : PROBE + 1]
-                if self._all or len(self._rounds) != PROBE + 1:
-                    return
-                if all(each == later[0] for each in later):
-                    self._stop.request()
-            case _:
+    Args:
+        run: What is priced.
+        every_round: Whether to go through all rounds, even those that the method says are alike.
+        progress: Is told how far it has come.
+    """
+    with rehearsing(run) as stage:
+        if stage.forecast.alike is not None and not every_round:
+            try:
+                return _by_kind(stage)
+            except _Unlike:
                 pass
+    with rehearsing(run) as stage:
+        return _round_by_round(stage, every_round, progress)
 
-    def close(self) -> None:
-        pass
 
-    def price(self, rounds: int) -> Price:
-        """The price of all rounds; those not played cost as much as the last one."""
-        rest = rounds - len(self._rounds)
-        lines: dict[Line, Bits] = {}
-        flops, seconds = 0, 0.0
-        for index, (ledger, work, took) in enumerate(self._rounds):
-            times = 1 + rest * (index == len(self._rounds) - 1)
-            for line, bits in ledger.items():
-                lines[line] = lines.get(line, Bits()) + bits * times
-            flops += work * times
-            seconds += took * times
-        timed = self._seconds is not None
-        return Price(rounds, len(self._rounds), lines, flops, seconds if timed else None)
+class _Unlike(Exception):
+    """The rounds are not those that the plan was made for."""
+
+
+# one of each kind --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the cost of one direction depends on."""
+
+    label: Hashable
+    budget: float
+    amount: float
+    """Examples of the client, or how many times the paper counts the message."""
+
+
+@dataclass(frozen=True)
+class _Talk:
+    """A client's part in a round."""
+
+    round: int
+    client: Client
+    last: int
+    down: _Kind
+    up: _Kind
+    charged: float
+
+
+@dataclass
+class _Plan:
+    """All conversations of a run, and those that represent the others."""
+
+    cohorts: dict[int, list[_Talk]]
+    chosen: dict[_Kind, _Talk] = field(default_factory=dict)
+    clients: dict[int, dict[int, Client]] = field(default_factory=dict)
+    """By round, the clients that it is held with."""
+
+    def add(self, talk: _Talk, before: bool = True) -> None:
+        """Holds a conversation and, so that the client is in its state, the one before."""
+        self.clients.setdefault(talk.round, {})[talk.client.id] = talk.client
+        if before and talk.last:
+            self.clients.setdefault(talk.last, {})[talk.client.id] = talk.client
+
+
+def _by_kind(stage: Rehearsal) -> Price:
+    plan = _planned(stage)
+    parts = dict(_played(stage, plan))
+    talks = [talk for each in plan.cohorts.values() for talk in each]
+    counts = Counter(kind for talk in talks for kind in (talk.down, talk.up))
+    steps = _steps(counts)
+    parts |= {kind: _grown(kind, steps, parts) for kind in counts if kind not in parts}
+    slowest = (
+        max(_seconds(stage, parts[talk.down], parts[talk.up]) for talk in each)
+        for each in plan.cohorts.values()
+        if each
+    )
+    totals = ((parts[kind], count) for kind, count in counts.items())
+    return _price(stage, totals, len(plan.clients), sum(slowest))
+
+
+def _played(stage: Rehearsal, plan: _Plan) -> Iterator[tuple[_Kind, Part]]:
+    """Holds the conversations that represent the others, in the order of rounds."""
+    for number in sorted(plan.clients):
+        talks = {talk.client.id: talk for talk in plan.cohorts[number]}
+        if [client.id for client in stage.cohort(number)] != list(talks):
+            raise _Unlike
+        clients = [plan.clients[number][id] for id in sorted(plan.clients[number])]
+        held = stage.play(number, clients, talks[clients[0].id].charged)
+        for client, played in zip(clients, held, strict=True):
+            talk = talks[client.id]
+            for kind, part in ((talk.down, played.down), (talk.up, played.up)):
+                if plan.chosen.get(kind) is talk:
+                    yield kind, part
+
+
+def _planned(stage: Rehearsal) -> _Plan:
+    """Labels all conversations of the run, and chooses the first of each kind."""
+    plan = _Plan(dict(_labelled(stage)))
+    everything = [talk for talks in plan.cohorts.values() for talk in talks]
+    steps = _steps({kind for talk in everything for kind in (talk.down, talk.up)})
+    latest = 0
+    for talk in everything:
+        for kind in (talk.down, talk.up):
+            if kind in plan.chosen:
+                continue
+            if isinstance(kind.label, Repeated):
+                if kind.label.times not in steps[_family(kind)]:
+                    continue
+                latest = max(latest, talk.round)
+            plan.chosen[kind] = talk
+            plan.add(talk)
+    for number in range(1, latest + 1):  # whoever counts rounds must not miss one
+        if plan.cohorts[number]:
+            plan.add(plan.cohorts[number][0], before=False)
+    return plan
+
+
+def _labelled(stage: Rehearsal) -> Iterator[tuple[int, list[_Talk]]]:
+    """Every round with its clients and the kinds of their messages."""
+    method, alike, first = stage.run.method, stage.forecast.alike, stage.state
+    assert alike is not None
+    last: dict[int, int] = {}
+    for number in range(1, stage.run.rounds + 1):
+        cohort, ctx = stage.cohort(number), stage.ctx(number)
+        charged = stage.charged(cohort) if cohort else 1.0
+        talks = []
+        for client in cohort:
+            before = last.get(client.id, 0)
+            down, up = alike(method, ctx, before)
+            label = down if isinstance(down, Repeated) else ("down", down)
+            kinds = (
+                _Kind(label, client.budget, charged),
+                _Kind(("up", up), client.budget, client.examples),
+            )
+            talks.append(_Talk(number, client, before, *kinds, charged))
+        last.update((client.id, number) for client in cohort)
+        yield number, talks
+        if number == 1 and cohort:  # who comes next may depend on the phase
+            stage.play(1, cohort[:1], charged)
+    stage.state = first
+
+
+def _family(kind: _Kind) -> Hashable:
+    label = kind.label
+    assert isinstance(label, Repeated)
+    return label.label, kind.budget, kind.amount
+
+
+def _steps(kinds: Iterable[_Kind]) -> dict[Hashable, list[int]]:
+    """The two smallest numbers of repetitions of each repeated label."""
+    times: dict[Hashable, set[int]] = {}
+    for kind in kinds:
+        if isinstance(kind.label, Repeated):
+            times.setdefault(_family(kind), set()).add(kind.label.times)
+    return {family: sorted(numbers)[:2] for family, numbers in times.items()}
+
+
+def _grown(kind: _Kind, steps: dict[Hashable, list[int]], parts: dict[_Kind, Part]) -> Part:
+    """The part of a repeated label, from those with the fewest repetitions."""
+    label = kind.label
+    assert isinstance(label, Repeated)
+    low, high = steps[_family(kind)]
+    first, second = (
+        parts[_Kind(Repeated(label.label, times), kind.budget, kind.amount)]
+        for times in (low, high)
+    )
+    whole, rest = divmod(label.times - low, high - low)
+    if rest:
+        raise _Unlike
+    return first.grown(second, whole)
+
+
+# all rounds --------------------------------------------------------------------------------------
+
+
+def _round_by_round(stage: Rehearsal, all_rounds: bool, progress: Progress) -> Price:
+    """Goes through the rounds with all their clients."""
+    rounds, watched = stage.run.rounds, hasattr(stage.run.method, "measures")
+    held: list[list[Part]] = []
+    seconds: list[float] = []
+    for number in range(1, rounds + 1):
+        cohort = stage.cohort(number)
+        played = stage.play(number, cohort, stage.charged(cohort) if cohort else 1.0)
+        held.append([part for each in played for part in (each.down, each.up)])
+        seconds.append(max((_seconds(stage, each.down, each.up) for each in played), default=0.0))
+        progress(number, rounds)
+        # A method with masks at the server may act rarely.
+        if all_rounds or watched or number != PROBE + 1:
+            continue
+        if all(sorted_parts(each) == sorted_parts(held[1]) for each in held[1:]):
+            break
+    rest = rounds - len(held)
+    times = [1 + rest * (index == len(held) - 1) for index in range(len(held))]
+    totals = ((part, count) for parts, count in zip(held, times, strict=True) for part in parts)
+    took = sum(each * count for each, count in zip(seconds, times, strict=True))
+    return _price(stage, totals, len(held), took)
+
+
+def sorted_parts(parts: list[Part]) -> list[str]:
+    """The parts of a round without the order of its clients."""
+    return sorted(map(repr, parts))
+
+
+def _seconds(stage: Rehearsal, down: Part, up: Part) -> float:
+    network = stage.run.network
+    return network.seconds(up.sent, down.sent, up.flops[2]) if network else 0.0
+
+
+def _price(
+    stage: Rehearsal, parts: Iterable[tuple[Part, int]], exact: int, seconds: float
+) -> Price:
+    """The sum of parts, each as often as it occurs."""
+    lines: tuple[dict[Line, Bits], ...] = ({}, {}, {})
+    flops = [0, 0, 0]
+    for part, count in parts:
+        for here, rows in zip(lines, part.rows, strict=True):
+            for line, bits in rows.items():
+                here[line] = here.get(line, Bits()) + bits * count
+        flops = [have + count * more for have, more in zip(flops, part.flops, strict=True)]
+    run = stage.run
+    return Price(
+        run.rounds,
+        exact,
+        lines[0],
+        flops[0],
+        seconds if run.network else None,
+        stage.learned,
+        lines[1],
+        lines[2],
+        (flops[1], flops[2]),
+    )
+
+
+__all__ = ["PROBE", "Bits", "Line", "Price", "add_up", "price", "price_run"]

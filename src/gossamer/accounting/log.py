@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gossamer.accounting.dry_run import Bits, Line
+from gossamer.accounting.prices import Bits, Line
 
 LOST = "failed clients"
 """Stands for the message in a ledger line about traffic to clients that failed."""

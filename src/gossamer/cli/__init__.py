@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+INTERRUPTED = "gossamer: interrupted"
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("gossamer.cli.run:run", "train a method on a federation"),
@@ -35,8 +40,25 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    """Runs a command and returns its exit code.
+
+    0 done, 1 failed, 2 refused, 3 diverged, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _checked(words, arguments is None)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever reads has enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _checked(words: Sequence[str], own: bool) -> int:
+    """Runs a command; `own` means that the process does nothing else."""
     if not words or words[0] in ("-h", "--help"):
         _help()
         return 0
@@ -45,19 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
-    try:
-        return _checked(words, arguments is None)
-    except KeyboardInterrupt:
-        print("gossamer: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
-
-
-def _checked(words: Sequence[str], own: bool) -> int:
-    """Runs a command; `own` means that the process does nothing else."""
-    with _frozen_imports(own):
+    with _frozen_imports(own), _interruptible(own):
         from gossamer.cli.parsing import Refusal, show_notices, warn
         from gossamer.cli.wording import notes
 
@@ -83,6 +93,24 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
     module, _, function = COMMANDS[name][0].partition(":")
     command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
     return command
+
+
+@contextmanager
+def _interruptible(own: bool) -> Iterator[None]:
+    """Ctrl-C ends the process at once; PyTorch's import would turn it into other errors."""
+    if not own or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def quit(number: int, frame: object) -> None:
+        os.write(2, f"{INTERRUPTED}\n".encode())
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, quit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -228,6 +228,8 @@ def _one(plan: Plan, progress: ComparisonProgress, stop: Stop, request: Request)
         warn(f"stopped {plan.title} after round {summary.rounds}; continue with: {request.resume}")
         return INTERRUPTED
     progress.end(plan, summary)
+    if summary.diverged:
+        warn(f"{plan.title} {summary.diverged}; try a lower --lr")
     return 0
 
 
@@ -236,8 +238,7 @@ def _present(todo: Sequence[Plan], request: Request) -> int:
     out = request.out
     runs = [run_of(plan) for plan in todo]
     rows = results(runs)
-    if not request.quiet:
-        say(text(rows))
+    say(text(rows))
     experiment = todo[0].config.experiment
     introduction = request.introduction or (
         f"Compared on the same federation: {description(experiment)}."
@@ -259,7 +260,6 @@ def write_files(
     """Writes a table as CSV and LaTeX, and the page next to it.
 
     Args:
-        request: whether to be quiet.
         stem: the path of the table's files without a suffix.
         forms: the table by its format.
         page: makes the report.
@@ -275,9 +275,8 @@ def write_files(
         paths["report"] = stem.with_name("report.html")
     except (ImportError, NoRun) as problem:
         warn(str(problem))
-    if not request.quiet:
-        for name, path in paths.items():
-            say(f"{name}: {path}")
+    for name, path in paths.items():
+        say(f"{name}: {path}")
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -288,4 +287,4 @@ def _again(out: Path) -> str:
 def _add_output(parser: Parser) -> None:
     parser.add_argument("--title", default="", help="of the report; default: the methods")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no table")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import torch
 
 from gossamer import fields, models
 from gossamer.accounting.blank_data import Blank
-from gossamer.accounting.dry_run import Bits, Line, Price, price_run
+from gossamer.accounting.dry_run import price_run
 from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
+from gossamer.accounting.prices import Bits, Line, Price, total
 from gossamer.cli.parsing import (
     FAILED,
     Parser,
@@ -87,7 +90,9 @@ def cost(arguments: Sequence[str]) -> int:
             fields.replace(replace(base.options, eval_every=0), _counted(options)),
         )
         price_list, clients = _priced(config, options)
-    _show(price_list.lines)
+    _show(price_list.most, price_list.least)
+    for note in _assumed(price_list, config.experiment, options):
+        say(f"note: {note}")
     say(f"{_times(price_list)}\n{_round(price_list)}")
     if options.json:
         figures = _figures(config.method, config.experiment, clients, price_list)
@@ -104,8 +109,7 @@ def _counted(options: Any) -> dict[str, Any]:
 def _priced(config: Config, options: Any) -> tuple[Price, int]:
     """The estimated costs of a configuration, and its clients per round."""
     experiment = config.experiment
-    fields.check(experiment)
-    fields.check(config.options)
+    config.check()
     method = config.build_method()
     source = SOURCES.get(experiment.data)
     if source is None and not (options.shape and options.classes and options.examples):
@@ -114,7 +118,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
         )
     shape = _shape(options.shape) if options.shape else source.shape if source else ()
     classes = options.classes or (source.classes if source else 0)
-    pool = experiment.pool or 100
+    pool = _pool(experiment)
     examples = options.examples or max(1, (source.train if source else 0) // pool)
     clients = fields.value(method, "clients", pool)
     enough(method, pool)
@@ -135,7 +139,41 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
         options=config.options,
         wire=Mode.parse(experiment.wire),
     )
-    return price_run(run), clients
+    with counter() as progress:
+        return price_run(run, progress=progress), clients
+
+
+def _pool(experiment: Experiment) -> int:
+    """The number of clients; where only the data know it, that of most data sets."""
+    return experiment.pool or (500 if experiment.partition.startswith("pachinko") else 100)
+
+
+def _assumed(price_list: Price, experiment: Experiment, options: Any) -> list[str]:
+    """What the price depends on and nobody said."""
+    notes = [price_list.learned.what] if price_list.learned else []
+    natural = experiment.partition.startswith("natural")
+    if natural and not (experiment.pool and options.examples):
+        notes.append(f"a pool of {_pool(experiment)}; set --pool and --examples, data are not read")
+    return notes
+
+
+@contextmanager
+def counter() -> Iterator[Callable[[int, int], None]]:
+    """Shows how far a long pricing has come, on a terminal."""
+    shown = False
+
+    def show(done: int, rounds: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and done % 10 == 0:
+            shown = True
+            sys.stderr.write(f"\rround {done} of {rounds}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if shown:
+            sys.stderr.write("\r\033[K")
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:
@@ -197,15 +235,17 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], str]:
     return log, (judged(reader, saved) if saved else "") or reader.problem
 
 
-def _show(lines: Mapping[Line, Bits]) -> None:
+def _show(lines: Mapping[Line, Bits], least: Mapping[Line, Bits] | None = None) -> None:
+    """A table of the lines; where they are at least something else, of ranges."""
+    low = lines if least is None else least
     rows: list[tuple[object, ...]] = []
     for direction in ("down", "up"):
-        total = Bits()
         for line, cost_of_line in lines.items():
             if line[0] == direction:
-                rows.append((*line, cost_of_line.messages, *_columns(cost_of_line)))
-                total += cost_of_line
-        rows.append((direction, "", "total", "", *_columns(total)))
+                columns = _columns(low.get(line, Bits()), cost_of_line)
+                rows.append((*line, cost_of_line.messages, *columns))
+        columns = _columns(total(low, direction), total(lines, direction))
+        rows.append((direction, "", "total", "", *columns))
     say(table(rows, HEADER, keys=3, optional=("messages",)))
 
 
@@ -217,29 +257,46 @@ def _rounds(log: Sequence[Mapping[str, Any]]) -> str:
     return table(rows, ("round", "up", "down", "paper up", "paper down", "FLOPs"))
 
 
-def _columns(cost_of_line: Bits) -> tuple[str, str, str]:
-    return bits(cost_of_line.sent), bits(cost_of_line.information), bits(cost_of_line.paper)
+def _columns(low: Bits, high: Bits) -> tuple[str, str, str]:
+    return (
+        span(bits(low.sent), bits(high.sent)),
+        span(bits(low.information), bits(high.information)),
+        span(bits(low.paper), bits(high.paper)),
+    )
+
+
+def span(low: str, high: str) -> str:
+    """A range, or one value; `1 Mbit` and `2 Mbit` are `1-2 Mbit`."""
+    if low == high:
+        return high
+    number, _, unit = low.partition(" ")
+    return f"{number}-{high}" if high.endswith(f" {unit}") else f"{low}-{high}"
 
 
 def _round(price_list: Price) -> str:
-    up, down = (bits(price_list.total(way).sent / price_list.rounds) for way in ("up", "down"))
-    work = price_list.flops / price_list.rounds
-    return f"per round, on average: {up} up, {down} down, {work:.4g} FLOPs"
+    rounds = price_list.rounds
+    up, down = (
+        span(*(bits(total(end, way).sent / rounds) for end in (price_list.least, price_list.most)))
+        for way in ("up", "down")
+    )
+    work = span(*(f"{each / rounds:.4g}" for each in price_list.flops_bounds))
+    return f"per round, on average: {up} up, {down} down, {work} FLOPs"
 
 
 def _times(price_list: Price) -> str:
-    text = f"FLOPs {price_list.flops:.4g}; {price_list.rounds} rounds"
+    work = span(*(f"{each:.4g}" for each in price_list.flops_bounds))
+    text = f"FLOPs {work}; {price_list.rounds} rounds"
     if price_list.exact < price_list.rounds:
-        text += f", {price_list.exact} of them simulated and the others like the last of these"
+        text += f", {price_list.exact} of them simulated and the others like these"
     if price_list.device_seconds is not None:
-        text += f"; {price_list.device_seconds:.4g} s on devices"
+        most = "at most " if price_list.learned else ""
+        text += f"; {most}{price_list.device_seconds:.4g} s on devices"
     return text
 
 
 def _figures(
     method: str, experiment: Experiment, clients: int, price_list: Price
 ) -> dict[str, Any]:
-    up, down = price_list.total("up"), price_list.total("down")
     return {
         "method": method,
         "model": experiment.model,
@@ -247,17 +304,26 @@ def _figures(
         "clients": clients,
         "rounds": price_list.rounds,
         "exact_rounds": price_list.exact,
-        "bits": {
-            "up": round(up.sent),
-            "down": round(down.sent),
-            "information_up": up.information,
-            "information_down": down.information,
-            "paper_up": round(up.paper),
-            "paper_down": round(down.paper),
-        },
-        "flops": price_list.flops,
+        "bits": _bits(price_list.most),
+        "bits_least": _bits(price_list.least),
+        "learned": price_list.learned.what if price_list.learned else None,
+        "flops": price_list.flops_bounds[1],
+        "flops_least": price_list.flops_bounds[0],
         "device_seconds": price_list.device_seconds,
-        "lines": _plain(price_list.lines),
+        "lines": _plain(price_list.most),
+        "lines_least": _plain(price_list.least),
+    }
+
+
+def _bits(lines: Mapping[Line, Bits]) -> dict[str, float]:
+    up, down = total(lines, "up"), total(lines, "down")
+    return {
+        "up": round(up.sent),
+        "down": round(down.sent),
+        "information_up": up.information,
+        "information_down": down.information,
+        "paper_up": round(up.paper),
+        "paper_down": round(down.paper),
     }
 
 

@@ -29,6 +29,9 @@ def export(arguments: Sequence[str]) -> int:
         help="export the personal model of client N",
     )
     parser.add_argument(
+        "--best", action="store_true", help="the model of the best round (of a run --keep best)"
+    )
+    parser.add_argument(
         "--states",
         default=None,
         metavar="DIR",
@@ -49,7 +52,7 @@ def export(arguments: Sequence[str]) -> int:
         formats = ", ".join(exporting.FORMATS)
         raise Refusal(f"{target} has no known format; use one of {formats}")
     with refusing():
-        model = exporting.take(options.run, options.client, options.states)
+        model = exporting.take(options.run, options.client, options.states, best=options.best)
         full, share = model.weights, model.density
         if options.compact:
             model = model.compact()

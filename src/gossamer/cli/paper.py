@@ -79,7 +79,7 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", default=None, metavar="N", help="number of worker threads")
     parser.add_argument("--device", default=None, metavar="TEXT", help="cpu (default) or cuda")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no table")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     options = parser.read(arguments)
     if options.name is None:
         return _listed(options.json)
@@ -201,8 +201,7 @@ def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) 
     out, table = request.out, measured.table
     out.mkdir(parents=True, exist_ok=True)
     notes = [f"scale {scale.name}: {scale.about}", *legend(measured)]
-    if not request.quiet:
-        say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
+    say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
     introduction = f"{table.source}. {scale.name}: {scale.about}."
     forms = {"csv": comma_separated(measured), "latex": latex(measured)}
     files = write_files(

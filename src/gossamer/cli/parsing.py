@@ -15,10 +15,12 @@ from gossamer.cli.wording import flags
 from gossamer.config import nearest, variants_with
 from gossamer.core import AnyMethod
 from gossamer.engine.files import Damaged, notices
-from gossamer.methods import METHODS, PUBLISHED
+from gossamer.methods import ALGORITHMS, METHODS, PUBLISHED
 
 REFUSED, FAILED = 2, 1
 """Exit codes: the input was refused before any work; what was asked for could not be done."""
+MOST_NAMES = 8
+"""Methods that are named as having an option."""
 
 
 class Refusal(Exception):
@@ -78,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def option_of_variants(method: str, command: str) -> Callable[[Sequence[str]], str | None]:
-    """Explains an option that a method lacks but one of its published variants has."""
+    """Explains an option that a method lacks, but one of its variants or another method has."""
 
     def explain(unknown: Sequence[str]) -> str | None:
         flag = unknown[0].partition("=")[0]
@@ -87,13 +89,27 @@ def option_of_variants(method: str, command: str) -> Callable[[Sequence[str]], s
         names = [flag[2:].replace("-", "_"), flag[2:].removeprefix("no-").replace("-", "_")]
         entry = next((entry for name in names if (entry := variants_with(method, name))), None)
         if entry is None:
-            return None
+            return _of_others(method, flag, names)
         value = [word for word in unknown[1:2] if not word.startswith("--")]
         preset = _preset(METHODS[method], PUBLISHED[entry])
         use = shlex.join(["gossamer", command, entry, *preset, unknown[0], *value])
         return f"{flag} is an option of {entry}; use {use}"
 
     return explain
+
+
+def _of_others(method: str, flag: str, names: Sequence[str]) -> str | None:
+    """Which other methods have an option that a method lacks."""
+    others = [
+        other
+        for other, value in ALGORITHMS.items()
+        if any(item.name in names for item in fields.settings(value))
+    ]
+    if not others:
+        return None
+    known = ", ".join(others[:MOST_NAMES])
+    more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+    return f"{method} has no {flag}; methods that have it: {known}{more}"
 
 
 def _preset(method: AnyMethod, entry: AnyMethod) -> Iterator[str]:

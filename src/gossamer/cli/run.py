@@ -48,11 +48,14 @@ from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine import replay as recorded
 from gossamer.engine.events import CONFIG, PROJECT, plain
 from gossamer.engine.files import Damaged, check_text, seal_text, write_atomically
+from gossamer.engine.longer import extend
 from gossamer.engine.resuming import LOG, ROUNDS
 from gossamer.engine.trackers import TRACKERS, tracker
 from gossamer.engine.transport import Transport
 
 INTERRUPTED = 130
+DIVERGED = 3
+"""Exit code of a run that ended without anything to learn from."""
 ENGINES = ("threads", "flower-sim")
 
 
@@ -88,17 +91,36 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """`gossamer resume RUN`: continues an interrupted run, bit-identically."""
+    """`gossamer resume RUN [--rounds N]`: continues a run, bit-identically; N: beyond its end."""
     parser = Parser(prog="gossamer resume", description=resume.__doc__)
     parser.add_argument("run", help="the folder of the run")
     parser.add_argument("--workers", default=None, metavar="N", help="number of workers")
+    parser.add_argument(
+        "--rounds", type=int, default=None, metavar="N", help="rounds in all, more than it had"
+    )
     _add_output(parser)
     options = parser.read(arguments)
     out = Path(options.run)
     config = _saved(out)
+    if options.rounds is not None:
+        config = _longer(config, out, options)
     if options.workers is not None:
         config = replace(config, options=fields.replace(config.options, given(Options(), options)))
     return _execute(config, out, options, resume=True)
+
+
+def _longer(config: Config, out: Path, options: Any) -> Config:
+    """Makes a run longer; returns its new configuration."""
+    if options.engine != ENGINES[0]:
+        raise Refusal(f"--rounds is for --engine {ENGINES[0]}: other engines keep states elsewhere")
+    command = (out / CONFIG).read_text(encoding="utf-8").partition("\n")[0]
+    with refusing():
+        longer = replace(
+            config, experiment=fields.replace(config.experiment, {"rounds": options.rounds})
+        )
+        text = longer.toml(command.removeprefix("# ") if command.startswith("#") else "")
+        extend(config.build_run(out), options.rounds, seal_text(text).encode())
+    return longer
 
 
 def replay(arguments: Sequence[str]) -> int:
@@ -171,16 +193,17 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         command = _resume(out, options.engine)
         warn(f"{problem}; the run is saved up to its last checkpoint: {command}")
         return 1
-    if not options.quiet:
-        say(outcome(summary))
+    say(outcome(summary))
     if summary.failed:
         warn(f"{summary.failed} replies were dropped; see `client-failed` in the log")
+    if summary.diverged:
+        warn(f"{summary.diverged}; try a lower --lr")
     if summary.interrupted:
         command = _resume(out, options.engine)
         warn(f"stopped after round {summary.rounds}; continue with: {command}")
     if options.json:
         print(json.dumps(plain(summary.figures())), flush=True)
-    return INTERRUPTED if summary.interrupted else 0
+    return INTERRUPTED if summary.interrupted else DIVERGED if summary.diverged else 0
 
 
 def _transport(name: str, config: Config) -> AbstractContextManager[Transport | None]:
@@ -303,4 +326,4 @@ def interrupts(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-__all__ = ["INTERRUPTED", "REFUSED", "interrupts", "replay", "resume", "run"]
+__all__ = ["DIVERGED", "INTERRUPTED", "REFUSED", "interrupts", "replay", "resume", "run"]

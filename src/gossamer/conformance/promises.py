@@ -231,6 +231,19 @@ def _resumable(bench: Bench) -> None:
         same_run(whole, resumed, f"when it is resumed after round {round}")
 
 
+def _longer(bench: Bench) -> None:
+    """A run that will have more rounds begins the same, unless a setting is spread over them."""
+    if fields.spans_rounds(bench.method):
+        return
+    longer = dataclasses.replace(bench, rounds=bench.rounds + 3)
+    for short, long in zip(bench.history(), longer.history(), strict=False):
+        if dump(short.merged) != dump(long.merged):
+            raise Broken(
+                f"round {short.number} of {bench.rounds} differs from that of {longer.rounds}; "
+                "name what depends on ctx.rounds in a property spans_rounds"
+            )
+
+
 PROMISES: dict[str, Promise] = {
     "records can be encoded": encodable,
     "records are named in signatures": named,
@@ -247,6 +260,7 @@ PROMISES: dict[str, Promise] = {
     "epochs may be fractional": _fractions,
     "one worker equals two": _parallel,
     "resumed equals uninterrupted": _resumable,
+    "a longer run begins the same": _longer,
 }
 
 

@@ -34,6 +34,8 @@ from gossamer.trust.limits import Norms
 VERSION = 2
 FIRST = {"progress", "events", "run", "server"}
 """What the first version had."""
+BEST = "best"
+"""The folder of the best round's model, beside `rounds`, where that is kept."""
 KEPT = 2
 """Checkpoints kept: the newest, and one more in case it is damaged."""
 
@@ -64,6 +66,8 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    diverged: str = ""
+    """Since which round there is nothing to learn from, and why; empty if there is."""
     norms: Norms = field(default_factory=dict)
     """Median norms of replies in recent rounds, by field."""
     privacy: dict[str, Any] | None = None
@@ -88,6 +92,8 @@ class Checkpoint:
     """Fingerprints of the files beside the log, such as the configuration."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The software and hardware that computed it."""
+    rounds: int = 0
+    """Rounds that the run is to have; 0 if the checkpoint does not say."""
 
 
 def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int]:
@@ -118,6 +124,7 @@ def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int
         "states": by_round(saved.states),
         "files": dict(saved.files),
         "environment": dict(saved.environment),
+        "rounds": saved.rounds,
     }
     write_atomically(folder / META, seal_json(meta), private=True)
     whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / META).exists()]
@@ -165,6 +172,7 @@ def read(rounds: Path, number: int) -> Checkpoint:
             str(meta["run"]),
             dict(meta["files"]),
             dict(meta["environment"]),
+            int(meta.get("rounds", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise Damaged(f"{folder / META} is damaged: it lacks {problem}") from None
@@ -222,6 +230,13 @@ def ready(out: Path, need: int) -> None:
             f"{need / 2**20:.0f} MiB for its checkpoints; free some space or choose another "
             "folder with `out=`"
         )
+
+
+def drop_before(rounds: Path, number: int) -> None:
+    """Removes all checkpoints before that of a round."""
+    for old in written_rounds(rounds):
+        if old < number:
+            _drop(round_folder(rounds, old))
 
 
 def _drop(folder: Path) -> None:

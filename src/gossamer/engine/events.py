@@ -201,6 +201,8 @@ class Finished:
     state_hash: str
     select: str = "test"
     """The data on which the best round was selected; figures are always on test data."""
+    diverged: str = ""
+    """In which round the run diverged, and how that showed; empty if it did not."""
 
 
 Event: TypeAlias = (
@@ -241,6 +243,11 @@ def line(event: Event, clock: Clock) -> str:
         return _FINITE.encode(entry) + "\n"
     except ValueError:  # a number is not finite, which is rare and costs more
         return _FINITE.encode(plain(entry)) + "\n"
+
+
+def plain_line(entry: Mapping[str, Any]) -> str:
+    """A line that was read from the log, as it is written."""
+    return _FINITE.encode(entry) + "\n"
 
 
 _FINITE = json.JSONEncoder(separators=(",", ":"), default=vars, allow_nan=False)

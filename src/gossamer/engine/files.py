@@ -216,6 +216,11 @@ def chained(before: str, line: bytes) -> tuple[bytes, str]:
     return b"".join([body, b',"chain":"', link.encode(), b'"', line[len(body) :]]), link
 
 
+def unchained(line: bytes) -> bytes:
+    """A line of a log without its checksum."""
+    return _LINK.sub(rb"\2", line)
+
+
 def append(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends a line to a log that is seldom written; a last line that was cut short is dropped."""
     how = os.O_RDWR | os.O_CREAT

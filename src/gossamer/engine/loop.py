@@ -145,6 +145,7 @@ def _check(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
+    run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:
         run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
@@ -223,6 +224,7 @@ class _Loop:
         if saved is None:
             self.state = self.run.method.init(self.server_ctx(0))
         else:
+            resuming.check_rounds(saved, self.run.folder, self.run.rounds)
             for text in resuming.other_environment(saved, environment()):
                 notices.warning("%s", text)
             self.progress = saved.progress
@@ -257,7 +259,7 @@ class _Loop:
         run, progress, state_hash = self.run, self.progress, self.state_hash()
         if not interrupted:
             figures = (progress.accuracy, progress.density, state_hash, run.options.select)
-            self.emit(Finished(progress.round, *figures), self.seconds())
+            self.emit(Finished(progress.round, *figures, progress.diverged), self.seconds())
         return Summary(
             method=run.name,
             run=str(run.folder),
@@ -274,6 +276,7 @@ class _Loop:
             interrupted=interrupted,
             state=self.state,
             history=self.history,
+            diverged=progress.diverged,
         )
 
     # a round -----------------------------------------------------------------------------------
@@ -361,6 +364,8 @@ class _Loop:
         figures = best(self.progress.accuracy, event, self.progress.density, options.select)
         self.progress = replace(self.progress, accuracy=figures)
         self.emit(event, time.perf_counter() - started)
+        if options.keep == "best" and figures["best_round"] == self.progress.round:
+            checkpoint.save(self.run.folder / checkpoint.BEST, self.checkpoint())
 
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
@@ -379,7 +384,16 @@ class _Loop:
         assert self.log is not None
         started = time.perf_counter()
         self.log.sync()
-        saved = Checkpoint(
+        new = self.store.new()
+        self.store.commit(checkpoint.save(self.run.folder / "rounds", self.checkpoint(), new))
+        self.saved_at = time.perf_counter()
+        self.save_took = self.saved_at - started
+        self.saved_round = self.progress.round
+
+    def checkpoint(self) -> Checkpoint:
+        """The state of the run after this round, apart from those of clients."""
+        assert self.log is not None
+        return Checkpoint(
             replace(self.progress, seconds=self.seconds()),
             dump(self.state),
             self.log.position,
@@ -388,11 +402,8 @@ class _Loop:
             self.run.identity,
             self.beside,
             environment(),
+            self.run.rounds,
         )
-        self.store.commit(checkpoint.save(self.run.folder / "rounds", saved, self.store.new()))
-        self.saved_at = time.perf_counter()
-        self.save_took = self.saved_at - started
-        self.saved_round = self.progress.round
 
     def rollback(self) -> None:
         """Drops what clients kept in a round that does not end."""

@@ -11,6 +11,7 @@ from gossamer.wire import Detail
 
 OnClientError = Literal["stop", "skip"]
 Select = Literal["test", "valid"]
+Keep = Literal["last", "best"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Options:
         10_000, "most clients in personal figures, a fixed sample of a larger pool; 0: all", least=0
     )
     select: Select = option("test", "data on which the best round is selected")
+    keep: Keep = option("last", "models to keep: the last one, or that of the best round too")
     on_client_error: OnClientError = option("stop", "stop or skip when a client's training fails")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
     ledger: Detail = option(

@@ -182,6 +182,15 @@ def check_beside(saved: Checkpoint, out: Path) -> None:
             )
 
 
+def check_rounds(saved: Checkpoint, out: Path, rounds: int) -> None:
+    """Raises `Unusable` if a run is to be continued with another number of rounds."""
+    if saved.rounds not in (0, rounds):
+        raise Unusable(
+            f"{out} is a run of {saved.rounds} rounds, not of {rounds}; "
+            f"`gossamer resume {out} --rounds {rounds}` makes it longer"
+        )
+
+
 def _check_same(saved: Checkpoint, out: Path, run: str) -> None:
     """Raises unless a checkpoint is of this run and its configuration is unchanged."""
     check_beside(saved, out)

@@ -14,6 +14,7 @@ from gossamer.engine.events import (
     ClientFinished,
     RoundFinished,
 )
+from gossamer.wire.errors import NOT_FINITE
 
 
 def advanced(
@@ -46,7 +47,23 @@ def advanced(
         seconds=seconds,
         device_seconds=devices,
         failed=progress.failed + len(failures),
+        diverged=_diverged(progress, finished, failures),
     )
+
+
+def _diverged(
+    progress: Progress, finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]
+) -> str:
+    """In which round the run diverged, if it did and has not recovered since."""
+    clients = {event.client for event in finished} | {event.client for event in failures}
+    lost = sum(NOT_FINITE in failure.reason for failure in failures)
+    if clients and lost == len(clients):
+        reason = f"{lost} of {lost} replies were {NOT_FINITE}"
+    elif finished and not any(event.density for event in finished):
+        reason = "no weight is left, the density is 0"
+    else:
+        return ""
+    return progress.diverged or f"diverged in round {progress.round + 1}: {reason}"
 
 
 def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:

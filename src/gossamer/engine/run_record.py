@@ -107,11 +107,21 @@ class Run:
         return plain_settings(self.method)
 
     @cached_property
+    def spans_rounds(self) -> str:
+        """What is spread over all rounds, so that a longer run begins differently; or empty."""
+        private = f"--dp {self.dp}" if self.dp else ""
+        return fields.listed(fields.spans_rounds(self.method), private)
+
+    @cached_property
     def identity(self) -> str:
-        """A hash of everything that the results depend on, including the selection of rounds."""
+        """A hash of everything that the results depend on, including the selection of rounds.
+
+        The number of rounds is part of it only if that changes what a round does.
+        """
         shapes = {name: leaf.shape for name, leaf in self.task.layout.leaves.items()}
         data = self.federation.describe()
-        parts = (self.name, self.settings, self.rounds, self.key.seed, data, shapes)
+        rounds = self.rounds if self.spans_rounds else None
+        parts = (self.name, self.settings, rounds, self.key.seed, data, shapes)
         selection = [] if self.options.select == "test" else [self.options.select]
         arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
         usual = Options()

@@ -69,6 +69,8 @@ class Summary:
     interrupted: bool
     state: Any
     """The final server state."""
+    diverged: str = ""
+    """In which round the run diverged, and how that showed; empty if it did not."""
     history: History = field(default_factory=History)
     """A record per round: costs so far and accuracy."""
 
@@ -141,6 +143,7 @@ class Summary:
             "seconds": self.seconds,
             "state_hash": self.state_hash,
             "interrupted": self.interrupted,
+            "diverged": self.diverged or None,
         }
 
 

@@ -108,6 +108,7 @@ def take(
     client: int | None = None,
     states: Path | str | None = None,
     parts: tuple[AnyMethod, Task, Federation] | None = None,
+    best: bool = False,
 ) -> Model:
     """The model of a run's newest checkpoint, which stays as it is: the server's, or a client's.
 
@@ -117,6 +118,7 @@ def take(
         states: what clients of a Flower project keep is on their nodes: the folder that a node has
             for it.
         parts: the method, task and federation of a run whose configuration cannot build them.
+        best: take the server's model of the best round, if the run kept that.
     """
     folder = Path(run)
     networked = (folder / PROJECT).exists()
@@ -126,7 +128,11 @@ def take(
     check_text(path)
     config = read(path) if parts is None else common(tables(path))
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
-    newest, damaged = _newest(folder / "rounds")
+    if best and client is not None:
+        raise ValueError("of the best round only the server's model is kept; leave out --client")
+    if best and not (folder / checkpoint.BEST).is_dir():
+        raise FileNotFoundError(f"{folder} kept no best model; run it with --keep best")
+    newest, damaged = _newest(folder / (checkpoint.BEST if best else "rounds"))
     if newest is None:
         if damaged:
             raise Damaged(f"{folder} has no checkpoint that can be read: {'; '.join(damaged)}")

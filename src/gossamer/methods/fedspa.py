@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-from gossamer import merge, sparsity
+from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
 from gossamer.fields import option
@@ -48,6 +48,12 @@ class FedSpa:
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
     privacy: ClassVar[Privacy] = OWN_SUBMODELS
+
+    @property
+    def spans_rounds(self) -> str:
+        """The decay of the search, if there is one."""
+        search = f"--search-rate {self.search_rate:g}" if self.search and self.search_rate else ""
+        return fields.listed(search, self.training.spans_rounds)
 
     # server ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from gossamer import merge, sparsity
+from gossamer import fields, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Measures, Params, Result, sample
 from gossamer.fields import option
@@ -74,6 +74,11 @@ class PFFDST:
     def extra(self) -> Fraction:
         """The differential sparsity f, active beyond that while the server readjusts."""
         return sparsity.as_fraction(self.ratio if self.readjust == "server" else 0) * self.part
+
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        return fields.listed("--freezing" * self.freezing, "--until", self.training.spans_rounds)
 
     def clock(self, ctx: Ctx) -> tuple[int, int, int]:
         """The phase, 1 or 2; the round in it, from 1; and R, the rounds it has."""

@@ -145,6 +145,11 @@ def _from_file(path: Path) -> object:
 
 
 def _from_package(place: str) -> object:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise KeyError(
+            f"{place!r} is neither a file nor a module; write my.py:name for a file, or "
+            "package.module:name"
+        )
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:

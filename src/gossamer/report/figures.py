@@ -52,6 +52,7 @@ def figures(run: Run, accuracy: str) -> dict[str, float | None]:
         **{name: last(run.curve(name)) for name in ACCURACIES},
         "worst": last(run.curve("personal_worst_decile")),
         "accuracy": last(run.curve(accuracy)),
+        "valid": None if at is None else run.curve("valid_mean").get(at),
         "best": None if at is None else run.curve(accuracy)[at],
         "best_round": at,
         "density": last(run.curve("density")) if own is None else own,
@@ -95,28 +96,41 @@ def rows(groups: Sequence[Group], accuracy: str) -> list[Row]:
     """The rows of the table, one per group."""
     results = []
     for group in groups:
-        each = [figures(run, accuracy) for run in group.runs]
+        each = [figures(run, accuracy) for run in group.sound or (Run(""),)]
         means = {name: mean(one[name] for one in each) for name in each[0]}
+        means["rounds"] = mean(run.done for run in group.runs)
         known = {name: [v for one in each if (v := one[name]) is not None] for name in each[0]}
         spreads = {name: spread(values) for name, values in known.items()}
         errors = {name: standard_error(values) for name, values in known.items()}
         results.append((group, means, spreads, errors))
-    compared = [(group, means) for group, means, *_ in results]
+    compared, by = [(group, means) for group, means, *_ in results], score(groups)
     return [
-        Row(group, means, spreads, errors, _is_pareto_optimal(place, compared))
+        Row(group, means, spreads, errors, _is_pareto_optimal(place, compared, by))
         for place, (group, means, spreads, errors) in enumerate(results)
     ]
 
 
-def _is_pareto_optimal(place: int, groups: Sequence[tuple[Group, Figures]]) -> bool:
+def score(groups: Sequence[Group]) -> str:
+    """The figure that decides which is best: on validation data, if all select their rounds on it.
+
+    The last accuracy on test data otherwise.
+    """
+    runs = [run for group in groups for run in group.sound if run.curves]
+    held_out = bool(runs) and all(run.curve("valid_mean") for run in runs)
+    return "valid" if held_out else "accuracy"
+
+
+def _is_pareto_optimal(
+    place: int, groups: Sequence[tuple[Group, Figures]], name: str = "accuracy"
+) -> bool:
     """Whether no comparable group is better in accuracy or bits and no worse in the other."""
     group, mine = groups[place]
-    accuracy, sent = mine["accuracy"], mine["sent"]
+    accuracy, sent = mine[name], mine["sent"]
     alike = [m for g, m in groups if _problem(g) == _problem(group)]
     if accuracy is None or sent is None or len(alike) < 2 or not group.finished:
         return False
     for other in alike:
-        theirs, price = other["accuracy"], other["sent"]
+        theirs, price = other[name], other["sent"]
         if theirs is None or price is None or (theirs, price) == (accuracy, sent):
             continue
         if theirs >= accuracy and price <= sent:
@@ -137,8 +151,13 @@ def cards(table: Sequence[Row], shown: Mapping[str, Callable[[float | None], str
 
     Unfinished groups are ignored if there are finished ones, as their costs still grow.
     """
+    by, kind = score([row.group for row in table]), "accuracy"
+    if by == "valid" and len(table) > 1:
+        kind = "validation accuracy"
+    else:
+        by = "accuracy"
     headlines = [
-        ("accuracy", "Accuracy", "Highest accuracy", max),
+        (by, "Accuracy", f"Highest {kind}", max),
         ("sent", "Sent", "Fewest bits sent", min),
         ("density", "Density", "Lowest density", min),
         ("flops", "Computed", "Fewest operations", min),

@@ -33,6 +33,23 @@ class Group:
         return self.runs[0]
 
     @property
+    def sound(self) -> tuple[Run, ...]:
+        """Its runs that did not diverge: those that figures are averaged over."""
+        return tuple(run for run in self.runs if not run.diverged)
+
+    @property
+    def diverged(self) -> str:
+        """How many of its runs diverged; empty if none did."""
+        count = len(self.runs)
+        lost = count - len(self.sound)
+        return "" if not lost else "diverged" if count == 1 else f"{lost} of {count} diverged"
+
+    @property
+    def drawn(self) -> tuple[Run, ...]:
+        """The runs whose curves are shown: those that did not diverge, if there are any."""
+        return self.sound or self.runs
+
+    @property
     def finished(self) -> bool:
         """Whether all of its runs have finished."""
         return all(run.finished for run in self.runs)

@@ -26,6 +26,7 @@ POINTS = 60
 """Evaluations that are kept of a run, about; the best and the latest are among them."""
 LATEST = 10
 """Some papers report the mean of the last ten evaluations."""
+FINISHED = ("round", "accuracy", "state_hash", "diverged")
 STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable")
 
 
@@ -57,7 +58,7 @@ def keep(run: Run, path: Path) -> Path:
         "environment": run.started.get("environment", {}),
         "started": {name: run.started[name] for name in STARTED if name in run.started},
         "finished": {
-            **{name: run.finished.get(name) for name in ("round", "accuracy", "state_hash")},
+            **{name: run.finished.get(name) for name in FINISHED},
             "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
         },
         "failed": run.failed,

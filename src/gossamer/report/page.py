@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import gossamer
 from gossamer.report import units
-from gossamer.report.figures import ACCURACIES, cards, main_accuracy, rows
+from gossamer.report.figures import ACCURACIES, cards, main_accuracy, rows, score
 from gossamer.report.groups import Group, common, differing, grouped, settings
 from gossamer.report.page_data import BY_LAYER, _ledger, page_data
 from gossamer.report.partition import Partition, partitions
@@ -31,6 +31,7 @@ SCRIPTS = (
 )
 SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "accuracy": units.share,
+    "valid": units.share,
     "density": units.share,
     "sent": units.bits,
     "up": units.bits,
@@ -132,6 +133,7 @@ def _html(
         runs=runs,
         several_seeds=len(runs) > len(groups),
         chosen_on=_chosen_on(runs),
+        by_validation=score(groups) == "valid",
         shown=SHOWN,
         plain=_plain,
         quoted=shlex.quote,

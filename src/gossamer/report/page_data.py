@@ -36,7 +36,7 @@ def page_data(groups: Sequence[Group], drawn: Sequence[Partition], accuracy: str
 
 
 def _group_data(group: Group) -> dict[str, Any]:
-    curves = [_shown(run) for run in group.runs]
+    curves = [_shown(run) for run in group.drawn]
     figures = (*ACCURACIES, "personal_worst_decile")
     masks = ("density", "mismatch", "client_mismatch")
     return {
@@ -78,15 +78,15 @@ def _moves(curve: Curve) -> Curve:
 
 
 def _layer_names(groups: Sequence[Group]) -> list[str]:
-    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.layers)
+    names = dict.fromkeys(name for group in groups for run in group.drawn for name in run.layers)
     return list(names)[:LAYERS]
 
 
 def _layers(group: Group) -> dict[str, dict[str, Any]]:
-    names = dict.fromkeys(name for run in group.runs for name in run.layers)
+    names = dict.fromkeys(name for run in group.drawn for name in run.layers)
     columns = {}
     for layer in list(names)[:LAYERS]:
-        each = [run.layers.get(layer, {}) for run in group.runs]
+        each = [run.layers.get(layer, {}) for run in group.drawn]
         moved = [{**one, "mismatch": _moves(one.get("mismatch", {}))} for one in each]
         columns[layer] = {name: table(moved, (name,), most=PANEL_POINTS) for name in BY_LAYER}
     return columns
@@ -94,7 +94,7 @@ def _layers(group: Group) -> dict[str, dict[str, Any]]:
 
 def _histogram(group: Group) -> list[float | None]:
     """The share of clients per accuracy bin, averaged over seeds."""
-    known = [run.histogram for run in group.runs if sum(run.histogram)]
+    known = [run.histogram for run in group.drawn if sum(run.histogram)]
     length = {len(counts) for counts in known}
     if len(length) != 1:
         return []
@@ -104,8 +104,8 @@ def _histogram(group: Group) -> list[float | None]:
 
 def _ledger(group: Group) -> dict[Line, Bits]:
     """The traffic of each leaf, averaged over seeds; downloads first, then by size."""
-    lines = dict.fromkeys(line for run in group.runs for line in run.ledger)
-    runs = [run for run in group.runs if run.ledger]
+    lines = dict.fromkeys(line for run in group.drawn for line in run.ledger)
+    runs = [run for run in group.drawn if run.ledger]
     means = {}
     for line in lines:
         each = [run.ledger.get(line, Bits()) for run in runs]

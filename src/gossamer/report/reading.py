@@ -282,6 +282,8 @@ def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
     elif not run.finished:
         of = f" of {run.planned}" if run.planned else ""
         yield f"the run is at round {run.done}{of}: it is still running, or was stopped"
+    if run.diverged:
+        yield f"the run {run.diverged}; it is in no mean"
     if run.failed:
         replies = "1 reply was" if run.failed == 1 else f"{run.failed} replies were"
         yield f"{replies} dropped{_whose(gathered.dropped)} (see `client-failed` in the log)"

@@ -71,6 +71,12 @@ class Run:
         return known.rpartition(":")[2] if isinstance(known, str) and known else self.name
 
     @property
+    def diverged(self) -> str:
+        """In which round the run diverged, and how that showed; empty if it did not."""
+        known = self.finished.get("diverged")
+        return known if isinstance(known, str) else ""
+
+    @property
     def seed(self) -> int | None:
         known = self.started.get("seed", self.table("experiment").get("seed"))
         return known if isinstance(known, int) else None

@@ -109,7 +109,7 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
     """
     done: dict[str, list[tuple[Plan, Run]]] = {}
     for plan in plans:
-        if run := finished_run(plan, shelf):
+        if (run := finished_run(plan, shelf)) and not run.diverged:
             done.setdefault(plan.folder.parent.name, []).append((plan, run))
     values = {
         (row.name, column.name): {

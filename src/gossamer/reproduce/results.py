@@ -11,15 +11,20 @@ from typing import Any
 from gossamer.report import Run, units
 from gossamer.report.columns import paragraph, table
 from gossamer.report.curves import mean, spread, standard_error
-from gossamer.report.figures import Row, main_accuracy, rows
+from gossamer.report.figures import Row, main_accuracy, rows, score
 from gossamer.report.groups import Group, grouped
 from gossamer.report.runs import number
 
 MARK = "*"
 """Marks the name of a Pareto-optimal row."""
-ACCURACIES = {"global_accuracy": "global", "personal_mean": "personal", "worst": "worst decile"}
+ACCURACIES = {
+    "valid": "validation",
+    "global_accuracy": "global",
+    "personal_mean": "personal",
+    "worst": "worst decile",
+}
 CSV_FIGURES = (
-    *("global_accuracy", "personal_mean", "worst", "local_mean", "best", "density"),
+    *("valid", "global_accuracy", "personal_mean", "worst", "local_mean", "best", "density"),
     *("up", "down", "sent", "paper", "flops", "device_seconds", "seconds"),
 )
 _ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -43,10 +48,13 @@ class Results:
     def legend(self) -> str:
         """An explanation of the mark and of the figures."""
         kind = "personal" if self.accuracy == "personal_mean" else "global"
+        if score([row.group for row in self.rows]) == "valid":
+            kind = "validation"
+        lost = any(row.group.diverged for row in self.rows)
         figures = "means ± one standard error over n seeds; " if self.several else ""
         return (
             f"{figures}{MARK} Pareto-optimal: no other run has a {kind} accuracy as high "
-            "with as few bits"
+            f"with as few bits{'; runs that diverged are in no mean' if lost else ''}"
         )
 
 
@@ -56,7 +64,7 @@ def results(runs: Sequence[Run]) -> Results:
     accuracy = main_accuracy(groups)
     timed = []
     for row in rows(groups, accuracy):
-        took = [value for run in row.group.runs if (value := seconds(run)) is not None]
+        took = [value for run in row.group.sound if (value := seconds(run)) is not None]
         figures = {**row.figures, "seconds": mean(took)}
         spreads = {**row.spreads, "seconds": spread(took)}
         errors = {**row.errors, "seconds": standard_error(took)}
@@ -82,7 +90,7 @@ def comma_separated(results: Results) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     columns = [f"{name}{suffix}" for name in CSV_FIGURES for suffix in ("", "_std", "_se")]
-    writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", *columns])
+    writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", "diverged", *columns])
     for row in results.rows:
         forms = (row.figures, row.spreads, row.errors)
         values = [form.get(name) for name in CSV_FIGURES for form in forms]
@@ -90,6 +98,7 @@ def comma_separated(results: Results) -> str:
             [
                 *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
                 *(row.group.first.done, int(row.pareto_optimal)),
+                len(row.group.runs) - len(row.group.sound),
                 *("" if value is None else repr(value) for value in values),
             ]
         )
@@ -134,6 +143,7 @@ def plain(results: Results) -> list[dict[str, Any]]:
             "run": row.group.label,
             "seeds": [run.seed for run in row.group.runs],
             "pareto_best": row.pareto_optimal,
+            "diverged": [run.seed for run in row.group.runs if run.diverged],
             "mean": dict(row.figures),
             "std": dict(row.spreads),
             "se": dict(row.errors),
@@ -155,8 +165,8 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
         sent = figures["sent"]
         body.append(
             [
-                f"{MARK if row.pareto_optimal else ' '} {row.group.label}",
-                *([str(len(row.group.runs))] * results.several),
+                f"{MARK if row.pareto_optimal else ' '} {_label(row.group)}",
+                *([str(len(row.group.sound))] * results.several),
                 *(_accuracy(row, name) for name in shown),
                 units.share(figures["density"]),
                 *(_digits(figures[name], 1e6) for name in ("up", "down")),
@@ -187,6 +197,11 @@ def _unit(values: Sequence[float | None]) -> tuple[float, str]:
     most = max((value for value in values if value is not None), default=0.0)
     _, unit = units.scaled(most, "FLOP").split(" ")
     return 1000.0 ** units.PREFIXES.index(unit.removesuffix("FLOP")), unit
+
+
+def _label(group: Group) -> str:
+    """The name of a row; it says if runs diverged."""
+    return f"{group.label} ({group.diverged})" if group.diverged else group.label
 
 
 def _seeds(group: Group) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 EXTRAS = ("zstd", "ans")
 
@@ -31,6 +32,15 @@ class Mode:
                     f"`wire=` is f32 or f16, optionally with +zstd or +ans, not {text!r}{hint}"
                 )
         return cls(first == "f16", "zstd" in rest, "ans" in rest)
+
+    def check(self) -> None:
+        """Raises ImportError if a package that the mode needs is not installed."""
+        needs = ((self.zstd, "zstandard", "zstd"), (self.ans, "constriction", "ans"))
+        for used, package, extra in needs:
+            if used and find_spec(package) is None:
+                raise ImportError(
+                    f"--wire with +{extra} needs {package}; pip install 'gossamer[{extra}]'"
+                )
 
     def __str__(self) -> str:
         return "f16" * self.half + "f32" * (not self.half) + "+zstd" * self.zstd + "+ans" * self.ans

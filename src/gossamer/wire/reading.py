@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
-from gossamer.wire.errors import UnknownMask, WireError
+from gossamer.wire.errors import NOT_FINITE, UnknownMask, WireError
 from gossamer.wire.format import (
     CHANGES,
     LONGEST_TEXT,
@@ -85,7 +85,7 @@ class Reader:
                     raise WireError(f"{path} is {data[0]}, which is neither true nor false")
                 value = struct.unpack(kind, data)[0]
                 if self.finite and isinstance(value, float) and not math.isfinite(value):
-                    raise WireError(f"{path} is {value}, which is not finite")
+                    raise WireError(f"{path} is {value}, which is {NOT_FINITE}")
                 return value
             case TensorNode(dtype=torch.bool):
                 (mask,) = self._masks(path, [node.shape])
@@ -152,7 +152,7 @@ class Reader:
             width = node.dtype.itemsize
             tensor = floats.from_raw(blocks.take(width, width * count), node.dtype, shape)
         if self.finite and not _finite(tensor):
-            raise WireError(f"{path} holds values that are not finite")
+            raise WireError(f"{path} holds values that are {NOT_FINITE}")
         return tensor
 
     def _blocks(self, parts: list[tuple[str, LeafNode, Any]]) -> _Blocks:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gossamer import sparsity
+from gossamer import fields, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params
 from gossamer.fields import option
@@ -95,6 +95,12 @@ class FedDSTVariants:
             bn=self.bn,
             accounting=self.accounting,
         )
+
+    @property
+    def spans_rounds(self) -> str:
+        """The fall of the density, and the schedules of the pure method."""
+        final = f"--final-density {self.final_density:g}" if self.final_density else ""
+        return fields.listed(final, fields.spans_rounds(self.pure))
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

@@ -34,6 +34,10 @@ class Horizon:
     lr_horizon: int = option(0, "rounds that the schedule spans; 0: all", least=0)
     lr_lag: int = option(0, "rounds before the schedule starts", least=0)
 
+    def spans(self, training: Training) -> str:
+        """The schedule, if it is one over all rounds."""
+        return "" if self.lr_horizon else training.spans_rounds
+
     def rate(self, training: Training, ctx: Ctx) -> float:
         rounds = self.lr_horizon or ctx.rounds
         return training.rate(replace(ctx, round=max(ctx.round - self.lr_lag, 1), rounds=rounds))
@@ -76,6 +80,11 @@ class FlashVariants:
     eval_model: Literal["masked", "union"] = option(
         "masked", "evaluate the sparse model, or the mean that it is cut from"
     )
+
+    @property
+    def spans_rounds(self) -> str:
+        """The schedule of the learning rate, unless it has a horizon of its own."""
+        return self.horizon.spans(self.pure.training)
 
     def init(self, ctx: Ctx) -> Server:
         pure = self.pure
@@ -248,6 +257,11 @@ class NSTVariants:
     learning: Learning = Learning()
     horizon: Horizon = Horizon()
     bernoulli: bool = option(False, "draw each weight of a mask independently; counts then vary")
+
+    @property
+    def spans_rounds(self) -> str:
+        """The schedule of the learning rate, unless it has a horizon of its own."""
+        return self.horizon.spans(self.pure.training)
 
     def init(self, ctx: Ctx) -> nst.Server:
         self.learning.check(self.pure.training, self.pure.prune_rate)

@@ -105,6 +105,11 @@ class PFFDSTVariants:
         """The method of the paper, for all that no option changes."""
         return replace(self.phases.pure, clients=self.clients, training=self.training, bn=self.bn)
 
+    @property
+    def spans_rounds(self) -> str:
+        """Its phases, and how long masks are readjusted in them."""
+        return self.pure.spans_rounds
+
     def init(self, ctx: Ctx) -> Server:
         least = self.phases.probes + (2 if self.phases.freezing else 1)
         if ctx.rounds < least:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, Literal
 
-from gossamer import merge, sparsity
+from gossamer import fields, merge, sparsity
 from gossamer.core import Batch, Ctx, Exchange, Result
 from gossamer.fields import option
 from gossamer.methods.as_published.delegation import variants_of
@@ -35,6 +35,12 @@ class PruneFLVariants:
     comeback: Literal["kept", "zero"] = option(
         "kept", "a weight that returns has the value it was pruned with, or zero"
     )
+
+    @property
+    def spans_rounds(self) -> str:
+        """The fall of the density, and the schedule of the pure method."""
+        target = f"--target-density {self.target_density:g}" if self.target_density else ""
+        return fields.listed(target, fields.spans_rounds(self.pure))
 
     def init(self, ctx: Ctx) -> Server:
         if self.target_density > self.pure.max_density:

@@ -51,6 +51,11 @@ class Readjustment:
         0.5, "fraction of the rounds that have readjustments by clients", least=0, most=1
     )
 
+    @property
+    def spans_rounds(self) -> str:
+        """When clients stop to readjust masks, if they ever do."""
+        return f"--readjust-until {self.readjust_until:g}" if self.readjust_ratio else ""
+
     def rate(self, number: int, rounds: int) -> float:
         """The fraction readjusted in a round counted from 0: 0 if none is due, else by cosine."""
         if (number - 1) % self.readjust_every:
