@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,7 @@ def test_a_sweep_runs_side_by_side_resumes_and_writes_a_page(
     hashes = {run["run"]: run["state_hash"] for each in found["trials"] for run in each["runs"]}
     # A run that is missing is done again, to the same bits; the others are not touched.
     lost = out / "fedavg,lr=0.5" / "seed-1"
+    shutil.rmtree(lost / "rounds")
     (lost / "events.jsonl").unlink()
     kept = (out / "fedavg,lr=0.5" / "seed-0" / "events.jsonl").stat().st_mtime_ns
     assert main(["sweep", "--resume", str(out), "--json", "--processes", "1"]) == 0

@@ -38,12 +38,12 @@ def extend(run: Run, rounds: int, config: bytes = b"") -> Run:
     """
     folder = run.folder
     if rounds <= run.rounds:
-        raise Unusable(f"{folder} has {run.rounds} rounds; --rounds {rounds} does not go beyond")
+        raise Unusable(f"{folder} has {run.rounds} rounds; `rounds={rounds}` does not go beyond")
     if run.spans_rounds:
         raise Unusable(
             f"{run.name} cannot go beyond its {run.rounds} rounds: {run.spans_rounds} is spread "
             f"over all rounds, so {rounds} of them begin differently; start a new run with "
-            f"--rounds {rounds}"
+            f"`rounds={rounds}`"
         )
     with checkpoint.held(folder):
         saved = checkpoint.newest(folder / resuming.ROUNDS)

@@ -129,9 +129,9 @@ def take(
     config = read(path) if parts is None else common(tables(path))
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
     if best and client is not None:
-        raise ValueError("of the best round only the server's model is kept; leave out --client")
+        raise ValueError("of the best round only the server's model is kept; leave out `client=`")
     if best and not (folder / checkpoint.BEST).is_dir():
-        raise FileNotFoundError(f"{folder} kept no best model; run it with --keep best")
+        raise FileNotFoundError(f"{folder} kept no best model; run it with `keep=best`")
     newest, damaged = _newest(folder / (checkpoint.BEST if best else "rounds"))
     if newest is None:
         if damaged:

@@ -39,7 +39,7 @@ class Mode:
         for used, package, extra in needs:
             if used and find_spec(package) is None:
                 raise ImportError(
-                    f"--wire with +{extra} needs {package}; pip install 'gossamer[{extra}]'"
+                    f"`wire=` with +{extra} needs {package}; pip install 'gossamer[{extra}]'"
                 )
 
     def __str__(self) -> str:
