@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Checkpoint, about_server
 from gossamer.engine.events import CONFIG, PROJECT, LogReader
-from gossamer.engine.files import Damaged, check_text, opened, unseal, unseal_json
+from gossamer.engine.files import Damaged, check_text, follows, opened, unseal, unseal_json
 from gossamer.engine.resuming import LOG, ROUNDS, SIZES, check_beside, judged
 from gossamer.engine.store import (
     META,
@@ -22,7 +22,7 @@ from gossamer.engine.store import (
     written_rounds,
 )
 
-MESSAGES, FAILED = "messages.jsonl", "failed"
+MESSAGES, NETWORK, FAILED = "messages.jsonl", "network.jsonl", "failed"
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,20 @@ def capsules(folder: Path, run: str) -> Iterator[Finding]:
         yield checked(path, "a failed client", check)
 
 
+def network_journal(folder: Path) -> Iterator[Finding]:
+    """Sentences about the network, each line with a checksum of its own."""
+    path = folder / NETWORK
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    bad = [number for number, line in enumerate(whole, 1) if follows("", line) is None]
+    problem = f"line {bad[0]} of {path} is damaged" if bad else ""
+    if not problem and len(lines) > len(whole) and b"\0" in lines[-1]:
+        problem = f"{path} is damaged: it has zeros in place of text"
+    yield Finding(path, f"journal of the network, {len(whole)} lines", problem)
+
+
 def others(folder: Path, known: Iterable[Path]) -> Iterator[Finding]:
     """Files that nobody reads."""
     listed = set(known)
@@ -127,6 +141,7 @@ def _logs(folder: Path, newest: Checkpoint | None) -> Iterator[Finding]:
         reader = LogReader(path)
         count = sum(1 for _ in reader)
         yield Finding(path, f"journal of messages, {count} lines", reader.problem)
+    yield from network_journal(folder)
 
 
 def _checkpoint(rounds: Path, number: int, saved: dict[int, Checkpoint]) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """What happens between a server and its nodes, in sentences that `serve` and `join` show.
 
 `network.jsonl` lies beside a server's event log and beside the states of a node's clients. It holds
-names, counts and reasons, never an example.
+names, counts and reasons, never an example. Several processes may append to it, so every line has
+a checksum of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FILE = "network.jsonl"
+from gossamer.engine.files import chained
+from gossamer.engine.integrity import NETWORK
+
+FILE = NETWORK
 EVENT = {"event": True}
 """Marks a line of a logger that the event log has too."""
 
@@ -29,9 +33,10 @@ def note(folder: Path, text: str, over: bool = False) -> None:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     line = json.dumps({"time": round(time.time(), 3), "text": text, "over": over}) + "\n"
+    sealed, _ = chained("", line.encode())
     place = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(place, line.encode())
+        os.write(place, sealed)
     finally:
         os.close(place)
 

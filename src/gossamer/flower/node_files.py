@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from gossamer.engine.integrity import Finding, capsules, checked, others
+from gossamer.engine.integrity import Finding, capsules, checked, network_journal, others
 from gossamer.flower.node_state import SCHEMAS, read_schema, read_state
 
 
@@ -22,6 +22,7 @@ def node_files(folder: Path) -> list[Finding]:
         checked(path, "schema of messages", partial(read_schema, path))
         for path in sorted((folder / SCHEMAS).glob("*.json"))
     ]
+    found += network_journal(folder)
     for run in sorted(path for path in folder.iterdir() if path.is_dir() and path.name != SCHEMAS):
         found += _states(run)
         found += capsules(run, run.name)
