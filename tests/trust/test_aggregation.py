@@ -15,7 +15,7 @@ from gossamer.cli import main
 from gossamer.conformance.toys import normed_task
 from gossamer.core import Params
 from gossamer.engine import Options
-from gossamer.engine.loop import check
+from gossamer.engine.checks import check
 from gossamer.merge import Reply, Rule
 from gossamer.sparsity import masked_mean
 from gossamer.trust import aggregation

@@ -1,7 +1,8 @@
 """Runs methods: the loop, its workers, its checkpoints and its events."""
 
+from gossamer.engine.checks import check, check_run
 from gossamer.engine.client import ClientError, Stop
-from gossamer.engine.loop import check, check_run, run, start
+from gossamer.engine.loop import run, start
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.engine.summary import Summary

@@ -52,6 +52,12 @@ def run_files(folder: Path) -> list[Finding]:
     for number in whole:
         found += _checkpoint(rounds, number, saved)
     newest = saved[max(saved)] if saved else None
+    for number, each in saved.items():
+        if newest and (each.run, each.rounds) != (newest.run, newest.rounds):
+            path = round_folder(rounds, number) / META
+            reason = f"{path} is of a run of {each.rounds} rounds, not of {newest.rounds}"
+            found = [finding for finding in found if finding.path != path]
+            found.append(Finding(path, f"checkpoint of round {number}", reason))
     states = [finding for number in numbers for finding in _states(rounds, number, newest)]
     missing = [finding for each in saved.values() for finding in _missing(rounds, each)]
     everything = [

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gossamer import fields
 from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint, resuming
 from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
-from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
+from gossamer.engine.checks import check_settings, ctx_of
+from gossamer.engine.client import Abandoned, ClientError, Stop
 from gossamer.engine.conversation import Conversations, Visit
-from gossamer.engine.evaluate import Evaluator, check_selection, sample_notice
+from gossamer.engine.evaluate import Evaluator, sample_notice
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
 from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
@@ -35,7 +35,6 @@ from gossamer.engine.summary import UNKNOWN, Summary, best, environment, privacy
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
-from gossamer.trust import aggregation
 from gossamer.wire import dump, fingerprint, load, record_types
 
 CHECKPOINT_OVERHEAD = 0.02
@@ -103,7 +102,7 @@ def start(
         checkpoint.Unusable: The folder is of another run, or is in use.
         files.Damaged: Files of the run are damaged, and no older checkpoint helps.
     """
-    _check(run)
+    check_settings(run)
     with ExitStack() as stack:
         if run.out is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
@@ -119,40 +118,6 @@ def start(
         loop.open(resume)
         interrupted = loop.rounds()
         return loop.finish(interrupted)
-
-
-def check(
-    method: AnyMethod,
-    task: Task,
-    federation: Federation,
-    *,
-    rounds: int,
-    seed: int = 0,
-    options: Options = Options(),
-) -> None:
-    """Raises what `run` would raise before its first round, and leaves no trace."""
-    check_run(Run(method, task, federation, rounds=rounds, key=Key(seed), options=options))
-
-
-def check_run(run: Run) -> None:
-    """Raises what `start` would raise before the first round, and leaves no trace."""
-    _check(run)
-    run.method.init(_server_ctx(run, 0))
-
-
-def _check(run: Run) -> None:
-    fields.check(run.method)
-    if run.rounds < 1:
-        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
-    check_selection(run.options, run.federation)
-    run.wire.check()
-    aggregation.check(run.options.aggregate, run.method, run.name)
-    if run.mechanism is not None:
-        run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
-
-
-def _server_ctx(run: Run, number: int) -> Ctx:
-    return server_ctx(run.task, run.key, number, run.rounds, run.budgets)
 
 
 class _Loop:
@@ -342,7 +307,7 @@ class _Loop:
     # reports and checkpoints -------------------------------------------------------------------
 
     def server_ctx(self, number: int) -> Ctx:
-        return _server_ctx(self.run, number)
+        return ctx_of(self.run, number)
 
     def measure(self, before: Measures) -> None:
         """Reports the method's measures of the server state, and how far its masks moved."""

@@ -185,10 +185,9 @@ def check_beside(saved: Checkpoint, out: Path) -> None:
 def check_rounds(saved: Checkpoint, out: Path, rounds: int) -> None:
     """Raises `Unusable` if a run is to be continued with another number of rounds."""
     if saved.rounds not in (0, rounds):
-        raise Unusable(
-            f"{out} is a run of {saved.rounds} rounds, not of {rounds}; "
-            f"`gossamer resume {out} --rounds {rounds}` makes it longer"
-        )
+        longer = f"`gossamer resume {out} --rounds {rounds}` makes it longer"
+        hint = longer if rounds > saved.rounds else "resume it with its own"
+        raise Unusable(f"{out} is a run of {saved.rounds} rounds, not of {rounds}; {hint}")
 
 
 def _check_same(saved: Checkpoint, out: Path, run: str) -> None:

@@ -1,0 +1,49 @@
+"""What is checked before the first round of a run."""
+
+from __future__ import annotations
+
+from gossamer import fields
+from gossamer.core import AnyMethod, Ctx, Key
+from gossamer.data.federation import Federation
+from gossamer.engine.client import server_ctx
+from gossamer.engine.evaluate import check_selection
+from gossamer.engine.options import Options
+from gossamer.engine.run_record import Run
+from gossamer.task import Task
+from gossamer.trust import aggregation
+
+
+def check(
+    method: AnyMethod,
+    task: Task,
+    federation: Federation,
+    *,
+    rounds: int,
+    seed: int = 0,
+    options: Options = Options(),
+) -> None:
+    """Raises what `run` would raise before its first round, and leaves no trace."""
+    check_run(Run(method, task, federation, rounds=rounds, key=Key(seed), options=options))
+
+
+def check_run(run: Run) -> None:
+    """Raises what `start` would raise before the first round, and leaves no trace."""
+    check_settings(run)
+    run.method.init(ctx_of(run, 0))
+
+
+def check_settings(run: Run) -> None:
+    """Raises if settings, data and installed packages do not fit each other."""
+    fields.check(run.method)
+    if run.rounds < 1:
+        raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
+    check_selection(run.options, run.federation)
+    run.wire.check()
+    aggregation.check(run.options.aggregate, run.method, run.name)
+    if run.mechanism is not None:
+        run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
+
+
+def ctx_of(run: Run, number: int) -> Ctx:
+    """Where the server stands in a round."""
+    return server_ctx(run.task, run.key, number, run.rounds, run.budgets)
