@@ -24,6 +24,7 @@ from gossamer.engine.run_record import Run
 from gossamer.fields import option
 from gossamer.methods import METHODS, PUBLISHED
 from gossamer.task import Precision, Task
+from gossamer.trust.spec import Spec
 from gossamer.wire import Mode
 
 PAPERS = Path(__file__).parent / "papers"
@@ -59,6 +60,9 @@ class Experiment:
     precision: Precision = option("f32", "precision of local training and evaluation")
     arithmetic: Arithmetic = option(
         "auto", "torch, or own kernels for sparse and small models; auto: by a fixed rule"
+    )
+    dp: str = option(
+        "", "differential privacy: clip=1.0,noise=0.8,delta=1e-5, or local:clip=1.0,noise=4"
     )
     device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
@@ -101,6 +105,7 @@ class Config:
             wire=Mode.parse(experiment.wire),
             name=self.method.rpartition(":")[2],
             out=out,
+            dp=experiment.dp,
         )
 
     def check(self) -> None:
@@ -110,6 +115,8 @@ class Config:
         Mode.parse(self.experiment.wire)
         if self.options.network:
             Network.parse(self.options.network)
+        if self.experiment.dp:
+            Spec.parse(self.experiment.dp)
 
     def build_method(self) -> AnyMethod:
         """The method with its settings, checked."""
@@ -199,8 +206,12 @@ def locate(name: str | Path) -> Path:
     raise FileNotFoundError(f"there is no configuration file {path}{hint}")
 
 
-def read(path: Path) -> Config:
+def read(path: Path, shipped: bool = False) -> Config:
     """Reads a configuration from a TOML file.
+
+    Args:
+        path: The file.
+        shipped: Whether the Python files that it names came with it, and lie beside it.
 
     Raises:
         ValueError: the file is not TOML, or a value has the wrong type.
@@ -217,6 +228,7 @@ def read(path: Path) -> Config:
         _known(name, known, f"table in {path}")
         if name != "method" and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
+    _beside(path.resolve().parent, plain, shipped)
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -231,6 +243,18 @@ def read(path: Path) -> Config:
         _filled(Experiment(), plain.get("experiment", {}), "experiment"),
         _filled(Options(), plain.get("options", {}), "options"),
     )
+
+
+def _beside(folder: Path, plain: dict[str, Any], shipped: bool) -> None:
+    """Gives Python files that lie beside a configuration their folder.
+
+    Unless they were shipped with it, files of the same name in the working folder come first.
+    """
+    for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
+        place, colon, rest = str(table.get(name, "")).partition(":")
+        known = colon and place.endswith(".py") and (folder / place).is_file()
+        if known and (shipped or not Path(place).exists()):
+            table[name] = f"{folder / place}:{rest}"
 
 
 def find_method(name: str) -> AnyMethod:

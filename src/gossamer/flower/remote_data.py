@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class RemoteData:
     own: Whole
     """The server's data."""
     pool: Sequence[Client]
+    claimed: ClassVar[bool] = True
+    """Sizes are what nodes say: the engine caps the weights that follow from them."""
 
     @classmethod
     def of(cls, config: Config) -> RemoteData:
