@@ -45,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_source_distribution_can_run_the_tests_and_build_the_site(source: Path) -> None:
-    for name in ("tests/test_project.py", "docs/index.md", "mkdocs.yml", "Makefile", "tools"):
+    for name in ("tests/test_packaging.py", "docs/index.md", "mkdocs.yml", "Makefile", "tools"):
         assert (source / name).exists(), name
     assert (source / "src/gossamer/arithmetic/native/gossamer.cpp").exists()
     assert not list(source.rglob("*.so"))
