@@ -45,12 +45,12 @@ def test_a_name_that_does_not_exist_is_not_replaced() -> None:
 @pytest.mark.parametrize(
     ("values", "refusal"),
     [
-        ({"count": 0}, "--count must be at least 1, not 0"),
-        ({"count": 10}, "--count must be at most 9, not 10"),
-        ({"share": 0.0}, "--share must be above 0, not 0"),
-        ({"share": 1.0}, "--share must be below 1, not 1"),
-        ({"share": math.nan}, "--share must be above 0, not nan"),
-        ({"kind": "c"}, "--kind is one of a, b, not 'c'"),
+        ({"count": 0}, "`count=` must be at least 1, not 0"),
+        ({"count": 10}, "`count=` must be at most 9, not 10"),
+        ({"share": 0.0}, "`share=` must be above 0, not 0"),
+        ({"share": 1.0}, "`share=` must be below 1, not 1"),
+        ({"share": math.nan}, "`share=` must be above 0, not nan"),
+        ({"kind": "c"}, "`kind=` is one of a, b, not 'c'"),
     ],
 )
 def test_values_outside_their_bounds_are_refused(values: dict[str, Any], refusal: str) -> None:
@@ -78,14 +78,14 @@ def test_every_setting_of_every_method_has_help_and_a_name_of_its_own(name: str)
 @pytest.mark.parametrize(
     ("method", "refusal"),
     [
-        (FedAvg(clients=0), "--clients must be at least 1"),
-        (FedAvg(training=Training(lr=0.0)), "--lr must be above 0"),
-        (FedAvg(training=Training(epochs=-1.0)), "--epochs must be above 0"),
-        (FedAvg(training=Training(batch=0)), "--batch must be at least 1"),
-        (FedAvg(training=Training(momentum=1.0)), "--momentum must be below 1"),
-        (FedAvg(weighting="size"), "--weighting is one of samples, uniform"),  # type: ignore[arg-type]
-        (FedOpt(beta2=1.0), "--beta2 must be below 1"),
-        (FedOpt(server="rmsprop"), "--server is one of sgd, adam"),  # type: ignore[arg-type]
+        (FedAvg(clients=0), "`clients=` must be at least 1"),
+        (FedAvg(training=Training(lr=0.0)), "`lr=` must be above 0"),
+        (FedAvg(training=Training(epochs=-1.0)), "`epochs=` must be above 0"),
+        (FedAvg(training=Training(batch=0)), "`batch=` must be at least 1"),
+        (FedAvg(training=Training(momentum=1.0)), "`momentum=` must be below 1"),
+        (FedAvg(weighting="size"), "`weighting=` is one of samples, uniform"),  # type: ignore[arg-type]
+        (FedOpt(beta2=1.0), "`beta2=` must be below 1"),
+        (FedOpt(server="rmsprop"), "`server=` is one of sgd, adam"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_settings_of_methods_are_refused(method: object, refusal: str) -> None:
@@ -96,11 +96,11 @@ def test_bad_settings_of_methods_are_refused(method: object, refusal: str) -> No
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("clients", 2.5, "--clients is a whole number, not 2.5"),
-        ("clients", "3", "--clients is a whole number, not '3'"),
-        ("clients", True, "--clients is a whole number, not True"),
-        ("lr", "fast", "--lr is a number, not 'fast'"),
-        ("nesterov", 1, "--nesterov is true or false, not 1"),
+        ("clients", 2.5, "`clients=` is a whole number, not 2.5"),
+        ("clients", "3", "`clients=` is a whole number, not '3'"),
+        ("clients", True, "`clients=` is a whole number, not True"),
+        ("lr", "fast", "`lr=` is a number, not 'fast'"),
+        ("nesterov", 1, "`nesterov=` is true or false, not 1"),
     ],
 )
 def test_a_value_of_another_type_is_refused(name: str, value: Any, said: str) -> None:

@@ -90,6 +90,8 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
     experiment: Experiment = Experiment()
     options: Options = Options()
+    name: str = ""
+    """Of the method in the log, if it is not that of `method`."""
 
     def build(self) -> tuple[AnyMethod, Task, Federation]:
         """The method, task and federation, checked before any training.
@@ -113,7 +115,7 @@ class Config:
             key=Key(experiment.seed),
             options=self.options,
             wire=Mode.parse(experiment.wire),
-            name=self.method.rpartition(":")[2],
+            name=self.name or self.method.rpartition(":")[2],
             out=out,
             dp=experiment.dp,
         )
@@ -199,7 +201,7 @@ def toml(config: Config, method: AnyMethod, command: str = "") -> str:
     """A configuration as TOML, with the settings of a method that need not be built from it."""
     head = "".join(f"# {line}\n" for line in command.splitlines())
     parts = [
-        ("", {"method": absolute(config.method)}),
+        ("", {"method": absolute(config.method), **({"name": config.name} if config.name else {})}),
         ("experiment", _plain(config.experiment)),
         ("settings", _plain(method)),
         ("options", _plain(config.options)),
@@ -274,10 +276,10 @@ def tables(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {damage}") from None
     if not isinstance(plain.get("method"), str):
         raise ValueError(f'{path} names no method; add a first line such as method = "fedavg"')
-    known = {"method", "experiment", "settings", "options"}
+    known = {"method", "name", "experiment", "settings", "options"}
     for name in plain:
         _known(name, known, f"table in {path}")
-        if name != "method" and not isinstance(plain[name], dict):
+        if name not in ("method", "name") and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
     return plain
 
@@ -297,6 +299,7 @@ def common(plain: Mapping[str, Any]) -> Config:
         {},
         _filled(Experiment(), plain.get("experiment", {}), "experiment"),
         _filled(Options(), plain.get("options", {}), "options"),
+        str(plain.get("name", "")),
     )
 
 

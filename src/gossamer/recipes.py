@@ -80,7 +80,8 @@ def configuration(made: Parts, run: Run) -> str:
         arithmetic=task.arithmetic,
     )
     experiment = absolute_paths(fields.replace(experiment, _data(made.origin)))
-    config = Config(made.name, {}, experiment, run.options)
+    name = "" if run.name == made.name.rpartition(":")[2] else run.name
+    config = Config(made.name, {}, experiment, run.options, name)
     return toml(config, made.method, _heading(made, run.folder))
 
 

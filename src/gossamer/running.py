@@ -14,6 +14,7 @@ from gossamer.engine import Options, Run, Summary, check_run, start
 from gossamer.engine.checkpoint import ready
 from gossamer.engine.events import CONFIG, Sink
 from gossamer.engine.files import check_text, seal_text, write_atomically
+from gossamer.methods import METHODS
 from gossamer.recipes import (
     FederationLike,
     MethodLike,
@@ -72,7 +73,6 @@ def run(
     """
     made = parts(method, task, federation, seed)
     folder = None if out is None else Path(out)
-    name = made.name.rpartition(":")[2]
     what = Run(
         made.method,
         made.task,
@@ -80,10 +80,9 @@ def run(
         rounds=rounds,
         key=Key(seed),
         options=options,
-        name=name,
+        name=method if isinstance(method, str) and method in METHODS else "",
         out=folder,
     )
-    configurations.enough(made.method, len(made.federation.pool))
     if folder is not None:
         _prepare(made, what, folder)
     return start(what, sinks=_sinks(what, shown))
@@ -138,7 +137,7 @@ def resume(
         key=Key(experiment.seed),
         options=config.options,
         wire=Mode.parse(experiment.wire),
-        name=config.method.rpartition(":")[2],
+        name=config.name or config.method.rpartition(":")[2],
         out=folder,
     )
     return start(what, sinks=_sinks(what, shown), resume=True)
@@ -159,6 +158,7 @@ def _prepare(made: Parts, what: Run, folder: Path) -> None:
             f"{folder} already holds a run; gs.resume({str(folder)!r}) continues it, or choose "
             f"another folder with `out=`"
         )
+    configurations.enough(made.method, len(made.federation.pool))
     check_run(what)
     ready(folder, 2**20)
     text = seal_text(configuration(made, what))

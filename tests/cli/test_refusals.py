@@ -53,7 +53,7 @@ REFUSALS = {
     "run fedavg --select vaild": "did you mean 'valid'?",
     "run fedavg --select valid --valid 0.1 --no-personal": "use one of the two",
     "run lg_fedavg --model mlp --shared fc9.*": "did you mean 'fc",
-    "run lg_fedavg --model mlp --shared 0": "'0' leaves nothing to share",
+    "run lg_fedavg --model mlp --shared 0": "--shared 0 leaves nothing to share",
     "run lg_fedavg --recipients everybody": "--recipients is one of sampled, all",
     "run fedavg --device cuda": "--device cuda was asked for",
     "run fedavg --precision f8": "--precision is one of f32, bf16",

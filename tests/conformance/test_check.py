@@ -424,7 +424,7 @@ class NotInTheState(FedAvg):
 BAD: list[tuple[Any, str, str]] = [
     (Thawed(), "settings are sound", "not frozen"),
     (FedAvg, "settings are sound", "not an instance of a dataclass"),
-    (FedAvg(clients=0), "settings are sound", "--clients must be at least 1"),
+    (FedAvg(clients=0), "settings are sound", "`clients=` must be at least 1"),
     (Doubled(), "settings are sound", "two settings are called 'batch'"),
     (SendsAnObject(), "records can be encoded", r"Up\.params\.w is a set"),
     (KeepsAnArray(), "records can be encoded", r"Local\.buffers\.w is a ndarray"),

@@ -202,7 +202,7 @@ def test_budgets_are_refused() -> None:
             super().__init__()
             self.pool = [replace(c, budget=0.5 if c.id % 2 else 1.0) for c in self.pool]
 
-    with pytest.raises(ValueError, match="different --budgets"):
+    with pytest.raises(ValueError, match="different `budgets=`"):
         private(METHODS["pdst"], CENTRAL, data=Poor())
 
 

@@ -77,7 +77,9 @@ def test_a_claim_of_10_to_the_12_examples_weighs_ten_times_the_median(
 
 
 def test_a_claim_of_no_examples_is_refused_at_registration(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"2 of 3 clients came .* missing: 2"):
+    with pytest.raises(
+        TimeoutError, match=r"2 of 3 clients came .* node 102 is refused: client 2 has no examples"
+    ):
         claimed(config, tmp_path / "none", 0)
 
 
