@@ -471,7 +471,7 @@ def test_a_folder_of_another_run_is_not_resumed(tmp_path: Path, change: str) -> 
     method = replace(fedavg(), weighting="uniform") if change == "settings" else fedavg()
     name = "other" if change == "method" else ""
     rounds, seed = 3 if change == "rounds" else 2, 2 if change == "seed" else 1
-    with pytest.raises(ValueError, match="is a run of (another method|2 rounds, not of 3)"):
+    with pytest.raises(ValueError, match=r"is a run of (another method|2 rounds, not of 3)"):
         start(
             Run(method, mlp(), Toy(), rounds=rounds, key=Key(seed), out=tmp_path, name=name),
             resume=True,
