@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from time import process_time
 
 import numpy as np
 import pytest
@@ -70,6 +71,19 @@ def test_hundreds_of_rounds_cost_what_one_of_each_kind_does(name: str) -> None:
     run = blank(few(name), 300)
     quick, full = price_run(run), price_run(run, every_round=True)
     assert_equal(quick, full, 2e-3 if name in CONTENT else 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_500_rounds_of_lenet_are_priced_in_seconds(name: str) -> None:
+    """A whole command takes 3 s of processor time; about half of it is the import of PyTorch."""
+    lenet = Task.of(build("lenet5_caffe", (1, 28, 28), 10), torch.zeros(2, 1, 28, 28))
+    method = fields.replace(METHODS[name], {"clients": 10})
+    where = {"classes": 10, "pool": 100, "examples": 600, "rounds": 500}
+    started = process_time()
+    found = price(method, lenet, options=Options(eval_every=0), **where)
+    assert process_time() - started < 3
+    assert found.exact <= 101  # one for every adjustment of the mask, and for what follows it
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,28 @@ def test_a_model_can_be_priced_without_its_data(gossamer: Command) -> None:
     assert price["paper_up"] == 32 * (83_700 + 480) * 10 * 500  # trained, and running statistics
 
 
+def test_what_is_learned_has_a_range_and_a_note(gossamer: Command) -> None:
+    """Runs of 20 rounds of LeNet sent 1,768, 279, 1,007 and 1,275 Mbit up."""
+    words = ["--model", "lenet5_caffe", "--data", "fmnist", "--pool", "100", "--rounds", "20"]
+    runs = {"laplace": 1768e6, "fedsparse": 279e6, "prunefl": 1007e6, "subfedavg": 1275e6}
+    for name, sent in runs.items():
+        found = gossamer("cost", name, *words, "--clients", "10", "--json")
+        assert "\nnote: " in found.out and "learned" in found.json["learned"] + found.out
+        assert found.json["bits_least"]["up"] < sent < found.json["bits"]["up"]
+        assert found.json["bits_least"]["up"] <= found.json["bits"]["up"]
+    certain = gossamer("cost", "fedavg", *words, "--clients", "10", "--json")
+    assert certain.json["learned"] is None and "note:" not in certain.out
+    assert certain.json["bits"] == certain.json["bits_least"]
+
+
+def test_presets_are_priced_as_they_would_run(gossamer: Command) -> None:
+    found = gossamer("cost", "papers/spafl/fmnist.toml", "--json")
+    assert found.code == 0 and found.json["rounds"] == 500 and found.json["method"] == "spafl"
+    assert found.json["bits"]["paper_up"] == 32 * 580 * 10 * 500
+    natural = gossamer("cost", "papers/fedsparse/femnist-fedavg.toml", "--json")
+    assert natural.code == 0 and "note: a pool of 100; set --pool and --examples" in natural.out
+
+
 def test_lines_of_tensors_add_up_to_lines_of_fields(gossamer: Command) -> None:
     words = ["--model", "mlp:hidden=16", "--pool", "20", "--clients", "4", "--rounds", "3"]
     fields = gossamer("cost", "fedavg", *words, "--json").json

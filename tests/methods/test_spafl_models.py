@@ -215,7 +215,7 @@ def test_every_round_costs_the_same_in_the_paper_however_much_travels_besides(
     task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY))
     found = costs(task, 10, 4, downlink=downlink)
     gigabits = {"all": 1.0208, "sampled": 0.1856}[downlink]
-    assert found.exact == 4
+    assert found.rounds == 4
     assert 500 / 4 * paper(found) / GIGABIT == pytest.approx(gigabits, rel=1e-12)
     assert {leaf for (_, _, leaf), bits in found.lines.items() if bits.paper} == {"thresholds"}
     sent = found.total("up").sent + found.total("down").sent
