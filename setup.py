@@ -1,13 +1,16 @@
 """Compiles the kernels of `gossamer.arithmetic`: one library for each kind of processor.
 
-All else about the package is in pyproject.toml. Without a C++ compiler the package is installed
+It also makes the project's page of README.md, whose links lead into the repository there. All else
+about the package is in pyproject.toml. Without a C++ compiler the package is installed
 without kernels; it then computes with torch alone, and says so. `CXX` names another compiler.
 """
 
 import os
 import platform
+import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -69,7 +72,18 @@ def compiler() -> list[str]:
     raise ExecError("no C++ compiler found; gossamer is installed without its kernels")
 
 
+def readme() -> str:
+    """README.md for readers who are not in the repository: relative links become absolute."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home = project["urls"]["Repository"]
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\])\((?!\w+:)([^)]+)\)", rf"\1({home}/raw/main/\2)", text)
+    return re.sub(r"(\[[^]]*\])\((?![\w]+:|#)([^)]+)\)", rf"\1({home}/blob/main/\2)", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             f"{PACKAGE}.kernels_{build}",

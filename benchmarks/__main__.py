@@ -1,4 +1,7 @@
-"""Runs every benchmark, or those named: `python -m benchmarks speed scale`."""
+"""Runs every benchmark, or those named: `python -m benchmarks speed scale`.
+
+Studies of accuracy take longer and run only if they are named; their files are in `results/`.
+"""
 
 import json
 import sys
@@ -12,6 +15,7 @@ from benchmarks import (
     masks,
     messages,
     page,
+    robust,
     scale,
     single,
     small_clients,
@@ -38,16 +42,20 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "messages": messages.measure,
     "page": page.measure,
 }
+STUDIES: dict[str, Callable[[], dict[str, object]]] = {"robust": robust.measure}
+STUDIED = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:
-    RESULTS.mkdir(exist_ok=True)
     for name in sys.argv[1:] or BENCHMARKS:
-        found = {"benchmark": name, "machine": machine(), **BENCHMARKS[name]()}
+        measure = {**BENCHMARKS, **STUDIES}[name]
+        found = {"benchmark": name, "machine": machine(), **measure()}
         if "skipped" in found:
             print(f"{name}: {found['skipped']}")
             continue
-        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+        folder = STUDIED if name in STUDIES else RESULTS
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
         print(json.dumps(found, indent=2))
 
 

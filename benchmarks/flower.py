@@ -21,7 +21,6 @@ tests) make it shorter.
 
 import importlib.util
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from torch.utils.data import DataLoader, Subset
 
 from benchmarks.speed import Pictures
 from gossamer import data, models
-from gossamer.cli.flower_processes import await_link
+from gossamer.cli.flower_processes import await_link, free_port
 from gossamer.engine import events
 from gossamer.flower.commands import CLOSED, CONNECTION, Link, configuration
 
@@ -180,8 +179,8 @@ def _flower(name: str, tested: bool) -> dict[str, float]:
 @contextmanager
 def _superlink(folder: Path) -> Iterator[dict[str, str]]:
     """A SuperLink that simulates nodes, as `flwr run` would start one; yields the environment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        link = Link("127.0.0.1", free.getsockname()[1], None)
+    port = free_port()
+    link = Link("127.0.0.1", port, None, port)
     home, root = folder / "home", str(Path(__file__).parents[1])
     home.mkdir()
     (home / "config.toml").write_text(configuration(link))

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from gossamer.cli import main
-from gossamer.cli.flower_processes import await_link, register
+from gossamer.cli.flower_processes import await_link, free_port, register
 from gossamer.engine import events
 from gossamer.flower import certs, commands
+from gossamer.flower.signing import sign
 
 SHORT, LONG = 2, 6
 IDLE = 30.0
@@ -61,27 +62,31 @@ def measure() -> dict[str, object]:
     """Bytes of a message beside its body: our head, and all that Flower, HTTP and TLS add."""
     if importlib.util.find_spec("flwr") is None:
         return {"skipped": "flwr is missing: pip install 'gossamer[flower]'"}
+    from gossamer.flower.front import Front, facing, public_keys
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "home").mkdir()
         certs.make(folder / "certs", ["127.0.0.1"], 1)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        link = commands.Link("127.0.0.1", port, folder / "certs")
+        link = commands.Link("127.0.0.1", free_port(), folder / "certs", free_port())
+        projects = [_project(folder, job, rounds) for job in JOBS for rounds in (SHORT, LONG)]
+        signatures = [sign(each, folder / "certs" / certs.OPERATOR) for each in projects]
         (folder / "home" / "config.toml").write_text(commands.configuration(link))
         environment = commands.environment(folder / "home")
         command = commands.superlink(link, folder / "home" / "state.db")
         log = (folder / "log").open("wb")
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        relay = Relay(port)
+        relay = Relay(link.port)
         words = ["join", f"127.0.0.1:{relay.port}", "--node", "0", "--nodes", "1"]
         words += ["--certs", str(folder / "certs"), "--states", str(folder / "states")]
         node = subprocess.Popen([sys.executable, "-m", "gossamer", *words], stdout=log, stderr=log)
+        front = Front(link, public_keys(folder / "certs"), signatures)
         try:
-            await_link(link, server)
-            register(folder / "certs" / "node-0.pub", folder / "home", environment)
-            idle = _idle(relay)
-            found = {job: _job(folder, job, relay, environment, idle) for job in JOBS}
+            with facing(front, link):
+                await_link(link, server)
+                register(folder / "certs" / "node-0.pub", folder / "home", environment)
+                idle = _idle(relay)
+                found = {job: _job(folder, job, relay, environment, idle) for job in JOBS}
         finally:
             for process in (node, server):
                 process.terminate()
@@ -100,15 +105,20 @@ def _idle(relay: Relay) -> float:
     return (relay.count - before) / (time.monotonic() - start)
 
 
+def _project(folder: Path, job: str, rounds: int) -> Path:
+    project = folder / f"{job}-{rounds}"
+    words = ["--method", job, "--data", "fmnist-mini", "--pool", "4", "--clients", "4"]
+    words += [*JOBS[job], "--rounds", str(rounds), "--eval-every", "0"]
+    assert main(["flower", "init", str(project), *words]) == 0
+    return project
+
+
 def _job(
     folder: Path, job: str, relay: Relay, environment: dict[str, str], idle: float
 ) -> dict[str, float]:
     totals = []
     for rounds in (SHORT, LONG):
         project = folder / f"{job}-{rounds}"
-        words = ["--method", job, "--data", "fmnist-mini", "--pool", "4", "--clients", "4"]
-        words += [*JOBS[job], "--rounds", str(rounds), "--eval-every", "0"]
-        assert main(["flower", "init", str(project), *words]) == 0
         start, before = time.monotonic(), relay.count
         subprocess.run(
             commands.run(project, 1), env=environment, check=True, stdout=subprocess.DEVNULL

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,3 +41,37 @@ def job(folder: Path, every: int, resume: bool) -> None:
         ),
         resume=resume,
     )
+
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+"""Operations of the file system that the interpreter announces, besides opening for writing."""
+
+
+def job_killed_at(folder: Path, every: int, resume: bool, operation: int) -> None:
+    """The same job; it is killed just before an operation on the files of its folder."""
+    count = itertools.count(1)
+
+    def before_operation() -> None:
+        if next(count) == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def announced(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+            if writes and str(path).startswith(str(folder)):
+                before_operation()
+        elif event in CHANGES and str(arguments[0]).startswith(str(folder)):
+            before_operation()
+
+    sys.addaudithook(announced)
+    os.fsync = _counted(os.fsync, before_operation)
+    job(folder, every, resume)
+
+
+def _counted(real: Callable[[Any], None], before: Callable[[], None]) -> Callable[[Any], None]:
+    def fsync(descriptor: Any) -> None:
+        before()
+        real(descriptor)
+
+    return fsync

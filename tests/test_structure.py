@@ -11,8 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MOST_PARAMETERS = 8
-MOST_FILES = 25
-"""That a message of a FedAvg round passes through."""
+MOST_FILES = 25 + 3
+"""That a message of a FedAvg round passes through; three of them judge what clients send."""
 LONG = {"spafl", "flash", "fedsparse", "prunefl", "fedtiny"}
 """Methods whose papers have variants or ablations of their own."""
 

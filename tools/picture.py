@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--title", default="Gossamer demo")
     parser.add_argument("--width", type=int, default=1200)
-    parser.add_argument("--height", type=int, default=1305)
+    parser.add_argument("--height", type=int, default=1395)
     wish = parser.parse_args()
     found = report(wish.runs, title=wish.title)
     if found.notices:

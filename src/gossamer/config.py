@@ -16,8 +16,10 @@ import torch
 from gossamer import data, fields, models
 from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
+from gossamer.config_paths import absolute as absolute
+from gossamer.config_paths import absolute_paths as absolute_paths
+from gossamer.config_paths import beside
 from gossamer.core import AnyMethod, Key
-from gossamer.data.budgets import are_shares
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
@@ -27,6 +29,7 @@ from gossamer.fields import option
 from gossamer.methods import METHODS, PUBLISHED
 from gossamer.references import gone, is_code, only_in_python
 from gossamer.task import Precision, Task
+from gossamer.trust.spec import Spec
 from gossamer.wire import Mode
 
 PAPERS = Path(__file__).parent / "papers"
@@ -69,6 +72,9 @@ class Experiment:
     precision: Precision = option("f32", "precision of local training and evaluation")
     arithmetic: Arithmetic = option(
         "auto", "torch, or own kernels for sparse and small models; auto: by a fixed rule"
+    )
+    dp: str = option(
+        "", "differential privacy: clip=1.0,noise=0.8,delta=1e-5, or local:clip=1.0,noise=4"
     )
     device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
@@ -113,6 +119,7 @@ class Config:
             wire=Mode.parse(experiment.wire),
             name=self.name or self.method.rpartition(":")[2],
             out=out,
+            dp=experiment.dp,
         )
 
     def check(self) -> None:
@@ -122,6 +129,8 @@ class Config:
         Mode.parse(self.experiment.wire)
         if self.options.network:
             Network.parse(self.options.network)
+        if self.experiment.dp:
+            Spec.parse(self.experiment.dp)
 
     def build_method(self) -> AnyMethod:
         """The method with its settings, checked."""
@@ -232,14 +241,19 @@ def locate(name: str | Path) -> Path:
     raise FileNotFoundError(f"there is no configuration file {path}{hint}")
 
 
-def read(path: Path) -> Config:
+def read(path: Path, shipped: bool = False) -> Config:
     """Reads a configuration from a TOML file.
+
+    Args:
+        path: The file.
+        shipped: Whether the Python files that it names came with it, and lie beside it.
 
     Raises:
         ValueError: the file is not TOML, or a value has the wrong type.
         KeyError: a name is unknown; the message suggests the nearest known one.
     """
     plain = tables(path)
+    beside(path.resolve().parent, plain, shipped)
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -332,31 +346,6 @@ def _names(method: AnyMethod) -> set[str]:
 
 def _module_name(method: AnyMethod) -> str:
     return type(method).__module__.rpartition(".")[2]
-
-
-def absolute(method: str) -> str:
-    """A method's name with the full path of its file, so that it is valid in every folder."""
-    place, colon, member = method.rpartition(":")
-    return f"{Path(place).resolve()}:{member}" if colon and place.endswith(".py") else method
-
-
-def absolute_paths(experiment: Experiment) -> Experiment:
-    """The experiment with full paths of its files, so that it is valid in every folder."""
-    form, colon, path = experiment.data.partition(":")
-    if colon and path and form in data.FORMATS:
-        experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
-    if colon and form.endswith(".py"):
-        experiment = dataclasses.replace(experiment, data=f"{_full(form)}:{path}")
-    place, colon, rest = experiment.model.partition(":")
-    if colon and place.endswith(".py"):
-        experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
-    if experiment.budgets and not are_shares(experiment.budgets):
-        experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
-    return experiment
-
-
-def _full(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 def nearest(name: str, known: Any) -> str:

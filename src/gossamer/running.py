@@ -11,8 +11,9 @@ from typing import TypedDict, Unpack
 from gossamer import config as configurations
 from gossamer.core import Key
 from gossamer.engine import Options, Run, Summary, check_run, start
-from gossamer.engine.checkpoint import ready, write_atomically
+from gossamer.engine.checkpoint import ready
 from gossamer.engine.events import CONFIG, Sink
+from gossamer.engine.files import check_text, seal_text, write_atomically
 from gossamer.methods import METHODS
 from gossamer.recipes import (
     FederationLike,
@@ -115,6 +116,7 @@ def resume(
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
+    check_text(path)
     if method is None:
         config = configurations.read(path)
         method = config.build_method()
@@ -159,7 +161,7 @@ def _prepare(made: Parts, what: Run, folder: Path) -> None:
     configurations.enough(made.method, len(made.federation.pool))
     check_run(what)
     ready(folder, 2**20)
-    write_atomically(folder / CONFIG, configuration(made, what).encode())
+    write_atomically(folder / CONFIG, seal_text(configuration(made, what)).encode())
 
 
 def progress(rounds: int, title: str, folder: Path | None = None) -> Sink:

@@ -24,17 +24,20 @@ from helpers import batch_of
 class Residual(nn.Module):
     """Blocks with shortcuts: none, a convolution, or every second pixel and zero channels."""
 
-    def __init__(self, norm: Callable[[int], nn.Module], before: bool = False) -> None:
+    def __init__(
+        self, norm: Callable[[int], nn.Module], before: bool = False, width: int = 8
+    ) -> None:
         super().__init__()
         self.before = before
-        self.stem = nn.Conv2d(2, 8, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([norm(8), norm(8), norm(10), norm(10)])
-        self.same = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.down = nn.Conv2d(8, 10, 3, stride=2, padding=1, bias=False)
-        self.short = nn.Conv2d(8, 10, 1, stride=2, bias=False)
-        self.last = nn.Conv2d(10, 10, 3, padding=1, bias=False)
+        wide = width + 2
+        self.stem = nn.Conv2d(2, width, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([norm(width), norm(width), norm(wide), norm(wide)])
+        self.same = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(width, wide, 3, stride=2, padding=1, bias=False)
+        self.short = nn.Conv2d(width, wide, 1, stride=2, bias=False)
+        self.last = nn.Conv2d(wide, wide, 3, padding=1, bias=False)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.head = nn.Linear(10, 3)
+        self.head = nn.Linear(wide, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -160,6 +163,20 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (lambda: Residual(nn.BatchNorm2d), IMAGE),
     "pre-activation": (lambda: Residual(lambda n: nn.GroupNorm(2, n), before=True), IMAGE),
     "shortcut without parameters": (Shortcut, (1, 7, 6)),
+    "tiles": (
+        lambda: sequence(
+            nn.Conv2d(2, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 17, 3, padding=(2, 0)),
+            nn.ReLU(),
+            nn.Conv2d(17, 18, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            shape=IMAGE,
+        ),
+        IMAGE,
+    ),
+    "residual tiles": (lambda: Residual(nn.BatchNorm2d, before=True, width=16), IMAGE),
     "logits of a convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, (7, 6)), nn.Flatten()),
         IMAGE,
@@ -204,13 +221,13 @@ def plan_of(module: nn.Module, shape: tuple[int, ...]) -> tuple[Layout, Plan]:
     return layout, Plan.of(kernels, module, layout)
 
 
-def draw(layout: Layout, density: float, seed: int = 0) -> tuple[Params, Masks]:
+def draw(layout: Layout, density: float, seed: int = 0, scale: float = 0.5) -> tuple[Params, Masks]:
     """Random parameters of every kind, positive variances, and masks of all layers."""
     generator = torch.Generator().manual_seed(seed)
     params, masks = {}, {}
     for name in (*layout.parameters, *layout.buffers):
         shape = layout[name].shape
-        params[name] = torch.randn(shape, generator=generator) * 0.5
+        params[name] = torch.randn(shape, generator=generator) * scale
         if name in layout.buffers:
             params[name] = params[name].abs() + 0.5
         if len(shape) > 1:

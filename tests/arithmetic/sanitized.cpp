@@ -101,6 +101,7 @@ bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool ever
   auto spoil = [&] {
     float* arena = memory.arena.room((size_t)(h.floats * batch));
     std::fill(arena, arena + memory.arena.size(), std::numeric_limits<float>::quiet_NaN());
+    std::fill(memory.sums.data(), memory.sums.data() + memory.sums.size(), std::numeric_limits<float>::quiet_NaN());
   };
   bool good = true;
   for (int step = 0; step < 2; step++, call.first = 0) {

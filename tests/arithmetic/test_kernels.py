@@ -19,6 +19,7 @@ from arithmetic_cases import (
     draw,
     examples,
     plan_of,
+    sequence,
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -33,12 +34,17 @@ EXACT = [name for name in NETS if name != "dropout"]
 
 
 def check(
-    module: nn.Module, shape: tuple[int, ...], batch: int, density: float, way: type[Native]
+    module: nn.Module,
+    shape: tuple[int, ...],
+    batch: int,
+    density: float,
+    way: type[Native],
+    scale: float = 0.5,
 ) -> None:
     """Gradients, gradients everywhere, running statistics and outputs are those of autograd."""
     layout, plan = plan_of(module, shape)
     native = way(plan)
-    params, masks = draw(layout, density)
+    params, masks = draw(layout, density, scale=scale)
     data = examples(shape, batch, classes=plan.classes)
     loss, exact, statistics = autograd(module, params, data)
     for everywhere in (False, True):
@@ -87,6 +93,36 @@ def test_convolutions_of_any_geometry_equal_autograd(
         assume(padding[axis] < kernel[axis] <= size[axis] + 2 * padding[axis])
     module = convolution(inputs, outputs, size, kernel, stride, padding, bias)
     check(module, (inputs, *size), batch, density, way)
+
+
+@given(
+    inputs=st.integers(16, 21),
+    outputs=st.integers(16, 35),
+    size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    bias=st.booleans(),
+    batch=st.sampled_from(BATCHES),
+    relu=st.booleans(),
+)
+@settings(max_examples=100)
+def test_tiled_convolutions_of_any_geometry_equal_autograd(
+    inputs: int,
+    outputs: int,
+    size: tuple[int, int],
+    padding: tuple[int, int],
+    bias: bool,
+    batch: int,
+    relu: bool,
+) -> None:
+    for axis in (0, 1):
+        assume(size[axis] + 2 * padding[axis] >= 3)
+    first = nn.Conv2d(1, inputs, 1, bias=bias)
+    parts = [first, nn.Conv2d(inputs, outputs, 3, padding=padding, bias=bias), nn.ReLU()]
+    module = sequence(*parts[: 2 + relu], shape=(1, *size))
+    _, plan = plan_of(module, (1, *size))
+    assert [layer.tiled for layer in plan.layers.values()] == [False, True, False]
+    # Wide layers with large weights would make probabilities of zero and one, and no gradients.
+    check(module, (1, *size), batch, 1.0, Native, scale=0.1)
 
 
 @given(

@@ -74,18 +74,27 @@ def test_table_csv_latex_and_page_have_the_same_figures(gossamer: Command) -> No
     )
     assert first["mean"]["up"] == each[0]["bits"]["up"]
     assert first["mean"]["seconds"] == pytest.approx(sum(run["seconds"] for run in each) / 2)
-    accuracy = f"{mean:.4f} ± {first['std']['global_accuracy']:.2g}"
-    (line,) = [line for line in found.out.splitlines() if line[2:].startswith("fedavg · lr 0.05 ")]
-    assert accuracy in line and " 100 % " in line and f"{each[0]['bits']['up'] / 1e6:.4g}" in line
-    marked = [line[2:].split("  ")[0] for line in found.out.splitlines() if line[:2] == "* "]
-    assert marked == [name for name, row in rows.items() if row["pareto_best"]]
-    assert f"{mean:.4f}" in page and page.count("Pareto-optimal</span>") == sum(best)
+    error = abs(accuracies[0] - accuracies[1]) / 2
+    assert first["se"]["global_accuracy"] == pytest.approx(error)
+    accuracy = f"{mean:.4f} ± {error:.2g}"
+    # Too wide for 80 columns: accuracies, and costs below them.
+    lines = found.out.partition("\nrun ")[2].partition("\ncsv: ")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    high, low = (line for line in lines if line[2:].startswith("fedavg · lr 0.05 "))
+    assert accuracy in high and " 2  " in high
+    assert " 100 % " in low and f"{each[0]['bits']['up'] / 1e6:.4g}" in low
+    marked = [line[2:].split("  ")[0] for line in lines if re.match(r"\* \S+  ", line)]
+    assert marked == 2 * [name for name, row in rows.items() if row["pareto_best"]]
+    assert "means ± one standard error over n seeds" in lines[-2]
+    assert f"{mean:.4f} <small>± {error:.2g}</small>" in page and "n = 2 seeds" in page
+    assert page.count("Pareto-optimal</span>") == sum(best)
 
     table = list(csv.DictReader(io.StringIO(Path(whole["csv"]).read_text())))
     assert [row["run"] for row in table] == list(rows)
     assert [row["pareto_best"] for row in table] == [str(int(each)) for each in best]
     assert table[0]["seeds"] == "0 1" and float(table[0]["global_accuracy"]) == pytest.approx(mean)
     assert float(table[0]["up"]) == each[0]["bits"]["up"]
+    assert float(table[0]["global_accuracy_se"]) == pytest.approx(error)
     assert table[0]["device_seconds"] == ""
 
     latex = Path(whole["latex"]).read_text()
@@ -245,7 +254,6 @@ REFUSED = {
     "compare fedavg --clients 50 --pool 6 --data synthetic": "50 clients per round asked for",
     "compare --resume nowhere": "nowhere holds no comparison",
     "compare fedavg --resume nowhere": "continues the comparison in a folder; name no methods",
-    "compare --resume damaged": "is damaged; repeat the command that started the comparison",
 }
 
 
@@ -254,11 +262,16 @@ def test_what_is_wrong_is_said_before_anything_is_run(gossamer: Command, command
     for name, rounds, more in (("a", 2, ""), ("b", 3, ""), ("c", 2, 'partition = "iid"')):
         text = FILE.format(method="fedavg", rounds=rounds, more=more)
         Path(f"{name}.toml").write_text(text)
-    Path("damaged").mkdir()
-    Path("damaged/comparison.json").write_text('{"runs": [')
     found = gossamer(*command.split())
     assert found.code == 2 and REFUSED[command] in found.err, found.err
     assert not Path("runs").exists()
+
+
+def test_a_damaged_list_of_runs_is_named(gossamer: Command) -> None:
+    Path("damaged").mkdir()
+    Path("damaged/comparison.json").write_text('{"runs": [')
+    found = gossamer("compare", "--resume", "damaged")
+    assert found.code == 1 and "damaged/comparison.json is damaged; repeat the command" in found.err
 
 
 def test_a_failing_client_stops_the_comparison_which_can_go_on(gossamer: Command) -> None:

@@ -149,11 +149,19 @@ def test_published_stands_beside_measured_with_the_difference(table: Command) ->
     assert cells["other", "kbit"]["measured"] is None and ("other", "accuracy") not in cells
 
     lines = [" ".join(line.split()) for line in found.out.splitlines()]
-    assert f"dense 0.002 {bits[0]:.5g} ± 0 {100 * (bits[0] / 0.002 - 1):+.1f} %" in lines
+    assert f"dense 0.002 {bits[0]:.5g} ± 0 2 {100 * (bits[0] / 0.002 - 1):+.1f} %" in lines
     mean = accuracy["measured"]
-    spread = f"{accuracy['measured_std']:.2g}"
-    assert f"dense 50 ± 1.5 {mean:.2f} ± {spread} {mean - 50:+.2f}" in lines
-    assert "another's 7 – –" in lines
+    error = accuracy["measured_std"] / 2**0.5
+    assert accuracy["measured_se"] == pytest.approx(error)
+    assert f"dense 50 ± 1.5 {mean:.2f} ± {error:.2g} 2 {mean - 50:+.2f}" in lines
+    assert "another's 7 – – –" in lines
+    whole = found.out.rpartition("(4/4)")[2].partition("\n\n")[2].rpartition("csv: ")[0]
+    assert max(map(len, whole.splitlines())) <= 80
+    page = Path(found.json["report"]).read_text()
+    cells = ["dense", "50 ± 1.5", f"{mean:.2f} ± {error:.2g}", "2", f"{mean - 50:+.2f}"]
+    assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in page
+    assert "<h2>Published and measured</h2>" in page and "<li>a note</li>" in page
+    assert "<td>another&#39;s</td><td>7</td><td>–</td><td>–</td><td>–</td>" in page
     assert "- scale quick: a check" in lines and "- a note" in lines
     assert any("extrapolated from the rounds" in line for line in lines)
 
@@ -167,8 +175,8 @@ def test_files_have_the_figures_of_the_table(table: Command) -> None:
             key: str(value) for key, value in figure.items() if value not in (None, "")
         }
     latex = Path(whole["latex"]).read_text()
-    assert r"dense & 50 $\pm$ 1.5 &" in latex and r"another's & 7 & -- & -- \\" in latex
-    assert latex.count(r"\begin{tabular}{lrrr}") == latex.count(r"\end{tabular}") == 5
+    assert r"dense & 50 $\pm$ 1.5 &" in latex and r"another's & 7 & -- & -- & -- \\" in latex
+    assert latex.count(r"\begin{tabular}{lrrrr}") == latex.count(r"\end{tabular}") == 5
     assert latex.endswith("% a note\n")
     page = Path(whole["report"]).read_text()
     assert "A table" in page and "Somebody: A paper. 2020" in page

@@ -26,7 +26,7 @@ def test_what_a_page_says_can_be_done(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     found = [block for block in blocks(DOCS / f"{page}.md") if block.language in ("sh", "python")]
     assert found
     execute(DOCS / f"{page}.md", capsys)
@@ -60,7 +60,8 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers() -> None:
     assert not same("sent 9.774 Mbit", "sent 9.774 kbit")
 
 
-def test_tables_of_sparse_arithmetic_are_those_of_the_measurements() -> None:
-    words = [sys.executable, str(ROOT / "tools" / "arithmetic.py"), "--check"]
+@pytest.mark.parametrize("script", ["arithmetic.py", "privacy.py", "robust.py"])
+def test_tables_are_those_of_the_measurements(script: str) -> None:
+    words = [sys.executable, str(ROOT / "tools" / script), "--check"]
     told = subprocess.run(words, check=False, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr

@@ -28,13 +28,17 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_command_of_the_readme_works(
-    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_readme_works(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(README, capsys) >= 12
     assert {"report.html", "partition.png", "mine.py"} <= {path.name for path in clone.iterdir()}
-    if BROWSER is None:
-        return
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
+def test_a_picture_of_a_report_can_be_taken(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "fedavg", "--data", "synthetic", "--rounds", "2", "--out", "runs/first"]
+    assert run(["gossamer", *words], capsys)[0] == 0
     monkeypatch.setattr(sys, "argv", ["picture.py", "runs/first", "-o", "report.png"])
     picture.main()
     assert 10_000 < (clone / "report.png").stat().st_size < 250_000

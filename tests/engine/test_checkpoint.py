@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from gossamer import FedAvg, Options, Summary
 from gossamer.accounting import Cost
 from gossamer.engine import Run, Stop, checkpoint, events, run, start
 from gossamer.engine.checkpoint import Checkpoint, Progress, newest, ready, save, write_atomically
+from gossamer.engine.files import Damaged, seal_json, unseal_json
 from helpers import Toy, fedavg, lines, normed
 
 STATEFUL = replace(fedavg(), buffers="local")
@@ -25,11 +27,11 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     progress = Progress(
         7, Cost(1, 2, 3, 4, 5, 6), 0.25, {"global": 0.1 + 0.2, "personal_mean": None}, 1.5
     )
-    save(tmp_path, Checkpoint(progress, b"server", 123, 0, "run"))
+    save(tmp_path, Checkpoint(progress, b"server", 123, "chain", {5: 7, 3: 2}, "run"))
     found = newest(tmp_path)
     assert found is not None
     assert (found.progress, found.server, found.events) == (progress, b"server", 123)
-    assert found.run == "run"
+    assert (found.chain, found.states, found.run) == ("chain", {3: 2, 5: 7}, "run")
 
 
 def test_there_is_no_newest_in_an_empty_or_absent_folder(tmp_path: Path) -> None:
@@ -38,7 +40,9 @@ def test_there_is_no_newest_in_an_empty_or_absent_folder(tmp_path: Path) -> None
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    kept = [save(tmp_path, Checkpoint(Progress(round), b"x", 0, 0, "run")) for round in range(4)]
+    kept = [
+        save(tmp_path, Checkpoint(Progress(round), b"x", 0, "", {}, "run")) for round in range(4)
+    ]
     assert kept == [[0], [0, 1], [1, 2], [2, 3]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000003"]
 
@@ -48,7 +52,7 @@ def test_dropping_a_checkpoint_leaves_the_client_states_beside_it(tmp_path: Path
     state.parent.mkdir(parents=True)
     state.write_bytes(b"kept")
     for round in range(3):
-        save(tmp_path, Checkpoint(Progress(round), b"x", 0, 0, "run"))
+        save(tmp_path, Checkpoint(Progress(round), b"x", 0, "", {}, "run"))
     assert [path.name for path in (tmp_path / "000000").rglob("*")] == ["local", "3.bin"]
 
 
@@ -58,7 +62,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     for round in (1, 2):
-        save(tmp_path, Checkpoint(Progress(round), b"server of round %d" % round, round, 0, "run"))
+        server = b"server of round %d" % round
+        save(tmp_path, Checkpoint(Progress(round), server, round, "", {}, "run"))
     path = tmp_path / "000002" / name
     data = path.read_bytes()
     match damage:
@@ -78,10 +83,15 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_not_skipped(tmp_path: Path) -> None:
-    save(tmp_path, Checkpoint(Progress(1), b"x", 0, 0, "run"))
-    meta = tmp_path / "000001/meta.json"
-    meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="version 2 of the checkpoint format"):
+    save(tmp_path, Checkpoint(Progress(1), b"x", 0, "", {}, "run"))
+    path = tmp_path / "000001/meta.json"
+    meta = unseal_json(path)
+    path.write_bytes(seal_json({**meta, "version": 3}))
+    with pytest.raises(checkpoint.Unusable, match="version 3 of the checkpoint format"):
+        newest(tmp_path)
+    first = {**meta, "version": 1, "server": "fingerprint"}  # it had no checksum
+    path.write_text(json.dumps(first))
+    with pytest.raises(checkpoint.Unusable, match="version 1 of the checkpoint format"):
         newest(tmp_path)
 
 
@@ -246,11 +256,16 @@ def test_checkpoints_are_written_every_so_many_rounds(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_client_states_are_gone_is_not_resumed(tmp_path: Path) -> None:
-    method = replace(fedavg(), buffers="local")
-    run(method, normed(), Toy(), rounds=2, out=tmp_path)
-    next((tmp_path / "rounds").glob("*/local/*.bin")).unlink()
-    with pytest.raises(ValueError, match="clients had a state, but"):
-        start(Run(method, normed(), Toy(), rounds=2, out=tmp_path), resume=True)
+    run(STATEFUL, normed(), Toy(), rounds=6, out=tmp_path, options=EVERY)
+    saved = newest(tmp_path / "rounds")
+    assert saved is not None
+    client = next(client for client, number in saved.states.items() if number < 5)
+    path = tmp_path / f"rounds/{saved.states[client]:06d}/local/{client}.bin"
+    path.unlink()  # neither of the two checkpoints can do without it
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Damaged, match=rf"client {client} kept in round .*{path} is missing"):
+        resumed(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_stray_file_among_the_rounds_does_no_harm(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer import Ctx, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
+from gossamer import Ctx, Data, Ensemble, Examples, FedAvg, Key, Options, Params, Result, Task, run
 from gossamer.engine import Run
 from gossamer.engine.accuracies import BINS, histogram, worst_decile
-from gossamer.engine.evaluate import CHUNK, Evaluator, density, mark, mark_all
+from gossamer.engine.evaluate import (
+    CHUNK,
+    Evaluator,
+    _Examples,
+    density,
+    evaluated_clients,
+    mark,
+    mark_all,
+)
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.methods.fedavg import Server
 from gossamer.methods.parts.dense_model import Local, Up, Work
 from gossamer.wire import dump, record_types
-from helpers import Toy, fedavg, linear, mlp, server_ctx
+from helpers import INPUTS, Toy, fedavg, linear, mlp, server_ctx
 
 METHOD = FedAvg()
 
@@ -279,3 +288,51 @@ def test_training_makes_the_figures_better() -> None:
     after = run(fedavg(lr=0.2, epochs=3), mlp(), Toy(), rounds=15).accuracy["global"]
     assert before is not None and after is not None
     assert after > 0.8 > before + 0.1 and not math.isnan(after)
+
+
+# samples and memory -------------------------------------------------------------------------------
+
+
+def test_a_large_pool_is_evaluated_by_a_sample_that_stays_the_same(
+    workers: Workers, tmp_path: Path
+) -> None:
+    task, federation = linear(), Toy(pool=23)
+    what = Run(METHOD, task, federation, rounds=10, options=Options(eval_clients=5))
+    evaluate = Evaluator(what, workers)
+    store = Store(tmp_path, record_types(METHOD))
+    params = task.init(Key(1))
+    first = evaluate(server_ctx(task, 1), Server(params), store)
+    asked = set(federation.asked)
+    assert first.clients == 5 and len(asked) == 5
+    chosen = [client.id for client in evaluated_clients(what)]
+    assert set(chosen) == asked and chosen == sorted(chosen)
+    each = [right(params, federation.client(id).test).mean().item() for id in chosen]
+    assert first.personal_mean == pytest.approx(np.mean(each))
+    again = evaluate(server_ctx(task, 2), Server(params), store)
+    assert replace(again, round=1) == first
+
+
+def test_a_sample_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for most, said in ((4, 1), (6, 0), (0, 0)):
+        caplog.clear()
+        options = Options(workers=1, eval_clients=most)
+        run(fedavg(), linear(), Toy(pool=6), rounds=2, options=options)
+        assert caplog.text.count("a sample of 4 of 6 clients; --eval-clients 0") == said
+
+
+def test_what_is_cached_of_clients_is_no_view_of_all_their_data() -> None:
+    """A tensor made of a part of a NumPy array does not tell that it keeps the whole array."""
+    arrays: list[weakref.ref[np.ndarray]] = []
+
+    class Views(Toy):
+        def client(self, id: int) -> Data:
+            whole = np.zeros((1000, INPUTS), np.float32)
+            arrays.append(weakref.ref(whole))
+            part = Examples(torch.from_numpy(whole[:10]), torch.zeros(10, dtype=torch.int64))
+            return Data(part, part, part)
+
+    kept = _Examples(Views())
+    for client in range(6):
+        assert len(kept.test(client)) == 10
+    assert kept._bytes == 6 * 2 * 10 * (4 * INPUTS + 8)
+    assert [array() is None for array in arrays] == [True] * 6

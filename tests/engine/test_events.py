@@ -63,10 +63,10 @@ def test_a_log_goes_on_from_a_position_and_drops_what_lies_behind(tmp_path: Path
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
     log.emit(ClientFailed(1, 2, "step", "why", 0, 0), Clock(0.0, 0.0))
-    position = log.position
+    position, chain = log.position, log.chain
     log.emit(ClientFailed(2, 2, "step", "why", 8, 32), Clock(0.0, 0.0))
     log.close()
-    again = EventLog(path, position)
+    again = EventLog(path, position, chain)
     again.emit(ClientFailed(3, 2, "step", "why", 8, 32), Clock(0.0, 0.0))
     again.sync()
     assert [event["round"] for event in read(path)] == [1, 3]

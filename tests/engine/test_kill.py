@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -15,9 +16,9 @@ import pytest
 
 from gossamer.engine import events
 from helpers import lines
-from killable import ROUNDS, job
+from killable import ROUNDS, job, job_killed_at
 
-Start = Callable[[Path, int, bool], BaseProcess]
+Start = Callable[..., BaseProcess]
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,9 @@ def start() -> Start:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["killable"])
 
-    def started(folder: Path, every: int, resume: bool) -> BaseProcess:
-        process = context.Process(target=job, args=(folder, every, resume))
+    def started(folder: Path, every: int, resume: bool, *operation: int) -> BaseProcess:
+        target = job_killed_at if operation else job
+        process = context.Process(target=target, args=(folder, every, resume, *operation))
         process.start()
         return process
 
@@ -93,3 +95,28 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     assert last.exitcode == 0
     assert lines(log) == whole
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 6), pytest.param(2, 100, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_kills_at_random_operations_of_the_file_system_change_no_bit(
+    tmp_path: Path, whole: list[str], start: Start, seed: int, kills: int
+) -> None:
+    draw = random.Random(seed)
+    killed = ended = 0
+    while killed < kills:
+        folder = tmp_path / str(ended)
+        resume = False
+        while True:
+            operation = draw.randrange(1, draw.choice((12, 60, 400)))
+            process = start(folder, draw.choice((1, 2)), resume, operation)
+            process.join(60)
+            assert process.exitcode in (0, -signal.SIGKILL)
+            if process.exitcode == 0:
+                break
+            killed += 1
+            resume = True
+        assert lines(folder / "events.jsonl") == whole
+        ended += 1
+    assert ended, "no run came to its end"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from gossamer.engine import Run, start
 from gossamer.engine.checkpoint import Unusable
 from gossamer.engine.evaluate import MEMORY, Evaluator, mark
 from gossamer.engine.events import Evaluated, read
+from gossamer.engine.files import seal_json, unseal_json
 from gossamer.engine.options import Select
 from gossamer.engine.store import Store
 from gossamer.engine.summary import UNKNOWN, best
@@ -212,12 +212,12 @@ def test_a_run_whose_checkpoint_lacks_the_new_figures_is_resumed(tmp_path: Path)
     newest = sorted((tmp_path / "rounds").iterdir())[-1]
     (newest / "meta.json").unlink()
     meta = tmp_path / "rounds" / "000003" / "meta.json"
-    saved = json.loads(meta.read_bytes())
+    saved = unseal_json(meta)
     known = saved["progress"]["accuracy"]
     names = ("global", "global_best", "personal_mean", "personal_std", "personal_worst_decile")
     older = (*names, "personal_best", "best", "best_round")
     saved["progress"]["accuracy"] = {name: known[name] for name in older}
-    meta.write_text(json.dumps(saved))
+    meta.write_bytes(seal_json(saved))
     again = go_on(tmp_path, Options())
     assert again.state_hash == whole.state_hash
     assert all(again.accuracy[name] == whole.accuracy[name] for name in older)

@@ -22,9 +22,11 @@ from gossamer.engine.checkpoint import newest
 from gossamer.engine.events import CONFIG
 from gossamer.engine.store import Store
 from gossamer.flower import certs, commands
+from gossamer.flower.front import Front, facing, public_keys
 from gossamer.flower.node_state import NodeState
 from gossamer.flower.project import PACKAGE
 from gossamer.flower.server import set_up
+from gossamer.flower.signing import sign
 from gossamer.methods import METHODS
 from gossamer.wire import record_types
 from helpers import lines
@@ -129,24 +131,30 @@ class Run:
 
 
 class Federation:
-    """A SuperLink with TLS and four nodes that it knows; what is killed can be started again."""
+    """A SuperLink with TLS behind its front, and four nodes that it knows; some apps are signed.
 
-    def __init__(self, folder: Path) -> None:
+    What is killed can be started again.
+    """
+
+    def __init__(self, folder: Path, *apps: Path, nodes: int = NODES) -> None:
         self.folder, self.states = folder, folder / "states"
         self.certs, self.home = folder / "certs", folder / "home"
         self.home.mkdir(parents=True)
-        certs.make(self.certs, ["127.0.0.1"], NODES)
-        port, *self.ports = free_ports(1 + NODES)
-        self.link = commands.Link("127.0.0.1", port, self.certs)
+        certs.make(self.certs, ["127.0.0.1"], nodes)
+        self.signatures = [sign(app, self.certs / certs.OPERATOR) for app in apps]
+        port, inner, *self.ports = free_ports(2 + nodes)
+        self.link = commands.Link("127.0.0.1", port, self.certs, inner)
         (self.home / "config.toml").write_text(commands.configuration(self.link))
         self.environment = commands.environment(self.home)
         self.server: subprocess.Popen[bytes] | None = None
+        self.front = ExitStack()
+        self.more: list[str] = []  # options of the nodes
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.runs: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Federation:
         try:
-            for index in range(NODES):
+            for index in range(len(self.ports)):
                 self.join(index)
             self.serve()
             for key in sorted(self.certs.glob("node-*.pub")):
@@ -160,25 +168,38 @@ class Federation:
         for process in (*self.runs, *self.nodes.values(), self.server):
             if process is not None:
                 ended(process)
+        self.front.close()
 
     def serve(self) -> None:
         command = commands.superlink(self.link, self.home / "state.db")
         self.server = started(command, self.folder / "server.log", self.environment)
+        front = Front(self.link, public_keys(self.certs), self.signatures)
+        self.front.enter_context(facing(front, self.link))
         await_link(self.link, self.server)
 
     def join(self, index: int) -> None:
         how = ["--certs", self.certs, "--states", self.states, "--port", self.ports[index]]
-        words = ["join", self.link.address, "--node", index, "--nodes", NODES, *how]
+        words = [
+            "join",
+            self.link.address,
+            "--node",
+            index,
+            "--nodes",
+            len(self.ports),
+            *how,
+            *self.more,
+        ]
         self.nodes[index] = started(gossamer(*words), self.folder / f"node-{index}.log")
 
     def submit(self, folder: Path) -> None:
         log = self.folder / "runs.log"
-        self.runs.append(started(commands.run(folder, NODES), log, self.environment))
+        self.runs.append(started(commands.run(folder, len(self.ports)), log, self.environment))
 
     def kill_server(self) -> None:
         """With the runs that it carries."""
         assert self.server is not None
         ended(self.server)
+        self.front.close()
         for process in self.runs:
             ended(process)
         self.runs.clear()

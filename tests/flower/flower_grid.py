@@ -9,6 +9,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -55,6 +56,7 @@ class InProcess(Grid):
             for index in range(nodes)
         }
         self.replies: dict[str, Message] = {}
+        self.started = "2026-01-01"
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -71,6 +73,9 @@ class InProcess(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=id, last_activated_at=self.started) for id in self.contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         names = []

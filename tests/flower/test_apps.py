@@ -20,6 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from gossamer.engine import Run, events
 from gossamer.flower import messages
 from gossamer.flower.apps import (
+    LOOK,
     SILENCE,
     GridCarrier,
     client_app,
@@ -224,3 +225,21 @@ def test_a_node_that_is_one_answer_behind_is_sent_one_message_more(tmp_path: Pat
         assert [arrival.id for arrival in carriage.collect(ids[:1])] == ids[:1]
         time[0] += SILENCE
         assert not carriage.collect(ids) and grid.sent == before + 1
+
+
+def test_a_message_to_a_node_that_was_restarted_is_not_waited_for(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=1, eval_every=0)
+    grid = InProcess(client_app(lambda: setup, watchdog=False), 1, tmp_path)
+    grid.change = lambda message, answer: None  # its process was killed
+    clock = [0.0]
+    carrier = GridCarrier(grid, lambda: clock[0])
+    (id,) = carrier.send([Outgoing(10, "query", messages.register(60.0), 0, 60.0)])
+    assert carrier.collect([id]) == []
+    grid.started = "2026-01-02"
+    assert carrier.collect([id]) == []  # it has just looked
+    clock[0] += LOOK
+    (found,) = carrier.collect([id])
+    assert (found.id, found.message, found.reason) == (id, None, "its node was restarted")
+    (id,) = carrier.send([Outgoing(10, "query", messages.register(60.0), 0, 60.0)])
+    clock[0] += LOOK
+    assert carrier.collect([id]) == []  # it was sent after the restart

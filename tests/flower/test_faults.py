@@ -237,7 +237,8 @@ def test_keys_are_looked_up_when_the_roll_is_called(tmp_path: Path) -> None:
     loop.keys = {100 + index: f"node-{index}" for index in range(4)}
     assert served(setup, loop, tmp_path / "served", nodes=4).failed == 0
     loop.keys[103] = "node-2"
-    with pytest.raises(TimeoutError, match="missing: 3, 7, 11;"):
+    told = r"clients 3, 7, 11: node-2 is refused: its key is that of node-2"
+    with pytest.raises(TimeoutError, match=told):
         served(setup, loop, tmp_path / "other", nodes=4)
 
 
@@ -255,8 +256,14 @@ def test_a_node_with_other_settings_is_refused_and_the_reason_is_told(
     strange = set_up(**{"name": "fedavg", "rounds": 3, "eval_every": 0, **other})
     loop = Loopback.of(setup, tmp_path / "nodes")
     loop.nodes_by_id[101] = Node(strange, tmp_path / "strange", [1, 5, 9])
-    with pytest.raises(TimeoutError, match=r"9 of 12 clients came within 5 s; missing: 1, 5, 9;"):
+    told = r"9 of 12 clients came within 5 s; clients 1, 5, 9: node 101 is refused: its method.*"
+    with pytest.raises(TimeoutError, match=told) as stopped:
         served(setup, loop, tmp_path / "served")
+    assert "missing" not in str(stopped.value) and "start their nodes" not in str(stopped.value)
+    texts = (tmp_path / "strange" / "network.jsonl").read_text().splitlines()
+    notes = [json.loads(line)["text"] for line in texts]
+    assert notes[0].startswith("the server refuses this node: its method, settings, rounds, seed")
+    assert notes[-1].startswith("the server stopped the run with an error")
     served(setup, loop, tmp_path / "served", min_present=9, min_replies=0)
     log = events.read(tmp_path / "served" / "events.jsonl")
     failed = [event for event in log if event["event"] == "client-failed"]
@@ -310,7 +317,7 @@ def test_a_node_that_was_refused_and_started_anew_takes_part(tmp_path: Path) -> 
     served(setup, loop, tmp_path / "served", gather=100.0)
     log = events.read(tmp_path / "served" / "events.jsonl")
     assert not [event for event in log if event["event"] == "client-failed"]
-    calls = [sent for sent in loop.sent if sent.node == 103 and sent.purpose == "query"]
+    calls = [sent for sent in loop.sent if sent.node == 103 and sent.message.kind == "register"]
     assert len(calls) == 2  # and not at every look at the post
 
 

@@ -16,7 +16,7 @@ from gossamer.cli import main
 from gossamer.config import read
 from gossamer.engine.events import CONFIG
 from gossamer.flower import certs, commands
-from gossamer.flower.commands import Link
+from gossamer.flower.commands import Link, Member
 from gossamer.flower.project import PACKAGE
 
 SMALL = ["--data", "fmnist-mini", "--model", "mlp:hidden=16", "--pool", "4", "--rounds", "3"]
@@ -84,6 +84,7 @@ def test_nodes_get_the_app_and_nothing_of_what_the_server_keeps_beside_it(tmp_pa
             "LICENSE",
             "pyproject.toml",
             *(f"{PACKAGE}/{name}" for name in ("__init__.py", "server.py", "client.py", CONFIG)),
+            f"{PACKAGE}/own_0_long.py",
         }
 
 
@@ -91,7 +92,7 @@ def test_a_server_does_not_start_beside_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     init(tmp_path / "app")
-    monkeypatch.setattr("gossamer.cli.flower._needs_flower", lambda: None)
+    monkeypatch.setattr("gossamer.cli.serve.needs_flower", lambda: None)
     monkeypatch.setattr("gossamer.cli.flower_processes.SILENT", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -130,9 +131,9 @@ def test_a_project_is_not_written_over_another(
 def test_certificates_hold_for_the_hosts_and_secrets_are_for_the_owner(tmp_path: Path) -> None:
     x509 = pytest.importorskip("cryptography.x509", reason="comes with Flower: gossamer[flower]")
     written = certs.make(tmp_path, ["10.0.0.7", "server.example"], 2)
-    assert len(written) == 4 + 2 * 2
+    assert len(written) == 4 + 2 + 2 * 2
     for path in written:
-        secret = path.suffix == ".key" or path.name in ("node-0", "node-1")
+        secret = path.suffix == ".key" or path.name in ("node-0", "node-1", "operator")
         assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == secret
     root, server = (
         x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
@@ -155,19 +156,22 @@ def test_certificates_hold_for_the_hosts_and_secrets_are_for_the_owner(tmp_path:
 
 
 def test_links_are_encrypted_and_nodes_authenticated_unless_asked_otherwise(tmp_path: Path) -> None:
-    link = Link("10.0.0.7", 9093, tmp_path)
+    link = Link("10.0.0.7", 9093, tmp_path, 9999)
     server = commands.superlink(link, tmp_path / "state.db")
-    node = commands.supernode(link, 1, 3, tmp_path / "states", 9101)
+    member = Member(1, 3, tmp_path / "states", 9101, trusted=tmp_path / "trusted.yaml")
+    node = commands.supernode(link, member)
     assert "--enable-supernode-auth" in server and "--ssl-keyfile" in server
-    assert "--insecure" not in server + node
+    assert "--insecure" not in server + node and "--trusted-entities" in node
     assert node[node.index("--auth-supernode-private-key") + 1] == str(tmp_path / "node-1")
     assert f'partition-id=1 num-partitions=3 state-dir="{tmp_path / "states"}"' in node
     told = tomllib.loads(commands.configuration(link))["superlink"][commands.CONNECTION]
-    assert told == {"address": "10.0.0.7:9093", "root-certificates": str(tmp_path / certs.CA)}
-    everywhere = Link("0.0.0.0", 9093, tmp_path)
-    assert "0.0.0.0" in commands.superlink(everywhere, tmp_path / "state.db")
-    told = tomllib.loads(commands.configuration(everywhere))["superlink"][commands.CONNECTION]
-    assert told["address"] == "127.0.0.1:9093"
+    assert told == {"address": "127.0.0.1:9999", "root-certificates": str(tmp_path / certs.CA)}
+    everywhere = Link("0.0.0.0", 9093, tmp_path, 9999)
+    assert everywhere.near == "127.0.0.1"
+    for each in (link, everywhere):  # the SuperLink is for its own machine, whatever the address
+        words = commands.superlink(each, tmp_path / "state.db")
+        assert words[words.index("--host") + 1] == "127.0.0.1"
+        assert words[words.index("--port") + 1] == "9999"
     bare = Link("10.0.0.7", 9093, None)
     assert "--insecure" in commands.superlink(bare, tmp_path / "state.db")
     assert tomllib.loads(commands.configuration(bare))["superlink"]["gossamer"]["insecure"] is True
@@ -200,7 +204,8 @@ def test_commands_refuse_what_cannot_work(
     monkeypatch.chdir(tmp_path)
     if "APP" in words:
         init(tmp_path / "APP")
-    monkeypatch.setattr("gossamer.cli.flower._needs_flower", lambda: None)
+    for name in ("flower", "serve", "join"):
+        monkeypatch.setattr(f"gossamer.cli.{name}.needs_flower", lambda: None)
     assert main(words) == 2
     assert reason in capsys.readouterr().err
 

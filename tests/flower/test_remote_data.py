@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from gossamer.data.budgets import deal_budgets
 from gossamer.engine import Options, Run, events
 from gossamer.flower.node import Node
 from gossamer.flower.project import PACKAGE
-from gossamer.flower.server import SIZES, at_node, at_server
+from gossamer.flower.server import at_node, at_server, read_sizes
 
 POOL = 3
 
@@ -65,7 +64,7 @@ def test_a_server_without_training_data_runs_on_what_nodes_have(
     assert log[-1]["event"] == "finished"
     seen = {e["client"]: e["examples"] for e in log if e["event"] == "client-finished"}
     assert set(seen) <= {0, 1, 2} and not [e for e in log if e["event"] == "client-failed"]
-    assert json.loads((tmp_path / "run" / SIZES).read_text()) == [[0, 20], [1, 30], [2, 40]]
+    assert read_sizes(tmp_path / "run") == {0: 20, 1: 30, 2: 40}
     tested = [e for e in log if e["event"] == "evaluated"][-1]
     assert tested["global_accuracy"] is not None and tested["clients"] > 0
 

@@ -125,6 +125,41 @@ class Page:
         sent = [each for each in self.told if each.get("method") == "Network.requestWillBeSent"]
         return [each["params"]["request"]["url"] for each in sent]
 
+    def click(self, selector: str) -> None:
+        """Clicks as a person does; a browser refuses several downloads that nobody asked for."""
+        expression = f"document.querySelector({json.dumps(selector)}).click()"
+        found = self.call("Runtime.evaluate", expression=expression, userGesture=True)
+        assert "exceptionDetails" not in found, found
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Presses the mouse at one place of the window, moves it to another and releases it."""
+        for kind, (x, y) in (("Pressed", start), ("Moved", end), ("Released", end)):
+            held: dict[str, Any] = {"button": "left", "buttons": 1, "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **held)
+
+    def download(self, selector: str, folder: Path) -> Path:
+        """Clicks and returns the file that comes of it."""
+        self.call(
+            "Browser.setDownloadBehavior",
+            behavior="allow",
+            downloadPath=str(folder.resolve()),
+            eventsEnabled=True,
+        )
+        seen = len(self.told)
+        self.click(selector)
+        until, name = time.monotonic() + PATIENCE, ""
+        while True:
+            if seen == len(self.told):
+                self.told.append(self._read(until))
+            event, seen = self.told[seen], seen + 1
+            if event.get("method") == "Browser.downloadWillBegin":
+                name = event["params"]["suggestedFilename"]
+            elif event.get("method") == "Browser.downloadProgress":
+                state = event["params"]["state"]
+                assert state != "canceled", name
+                if state == "completed":
+                    return folder / name
+
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         found = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
@@ -157,6 +192,9 @@ def browser(folder: Path) -> Iterator[Page]:
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
         "--host-resolver-rules=MAP * ~NOTFOUND",
         f"--user-data-dir={folder}",
         "--remote-debugging-pipe",

@@ -69,13 +69,14 @@ def test_runs_without_a_configuration_are_matched_by_their_logs(tmp_path: Path) 
 # curves -------------------------------------------------------------------------------------------
 
 
-def test_means_and_spreads_are_those_made_by_hand() -> None:
-    """In round 2 only one run has a figure: its own is the mean, and there is no spread."""
+def test_means_and_standard_errors_are_those_made_by_hand() -> None:
+    """In round 2 only one run has a figure: its own is the mean, and there is no error."""
     runs = [{"y": {1: 1.0, 2: 4.0}, "x": {1: 10.0, 2: 20.0}}, {"y": {1: 3.0}, "x": {1: 30.0}}]
     assert table(runs, ("y", "missing"), ("x",)) == {
         "round": [1, 2],
         "y": [2, 4],
-        "y±": [pytest.approx(2**0.5, rel=1e-5), None],
+        "y±": [1, None],
+        "y#": [2, 1],
         "x": [20, 20],
     }
     assert table(runs[:1], ("y",)) == {"round": [1, 2], "y": [1, 4]}
@@ -182,9 +183,8 @@ def test_the_data_of_a_page_are_those_of_the_log(tmp_path: Path) -> None:
     assert evaluated["flops"] == [3 * 10**9 * number for number in range(7)]
     both = [run.curve("global_accuracy")[6] for run in runs]
     assert evaluated["global_accuracy"][6] == pytest.approx(sum(both) / 2, rel=1e-5)
-    assert evaluated["global_accuracy±"][6] == pytest.approx(
-        abs(both[0] - both[1]) / 2**0.5, rel=1e-4
-    )
+    assert evaluated["global_accuracy±"][6] == pytest.approx(abs(both[0] - both[1]) / 2, rel=1e-4)
+    assert evaluated["global_accuracy#"] == [2] * 7
     assert group["rounds"]["mismatch"][:3] == [None, None, 0.05]
     assert group["layers"]["conv2.weight"]["density"]["density"] == [0.2] * 7
     found = group["layers"]["conv2.weight"]["sensitivity"]

@@ -118,7 +118,7 @@ def test_only_scripts_that_the_policy_names_are_in_the_page(tmp_path: Path) -> N
     scripts = [text for tag, text in page.inside if tag == "script"]
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts]
     assert re.findall(r"'sha256-(.*?)'", policy) == [each.decode() for each in hashes[1:]]
-    assert len(scripts) == 5
+    assert len(scripts) == 7
 
 
 def test_the_plotting_library_is_as_it_was_published() -> None:
@@ -152,7 +152,7 @@ def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path: Path) -> Non
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in whole.tags}
     known = {name for _, attributes in whole.tags for name in attributes}
     assert {name for _, attributes in page.tags for name in attributes} <= known
-    assert len([text for tag, text in page.inside if tag == "script"]) == 5
+    assert len([text for tag, text in page.inside if tag == "script"]) == 7
     assert page.data()["groups"][0]["label"].startswith(EVIL)
 
 

@@ -72,7 +72,9 @@ def test_a_damaged_line_ends_what_is_shown(tmp_path: Path) -> None:
     lines[20] = b'{"event":"\xff\xfe\n'
     path.write_bytes(b"".join(lines))
     run = read_run(folder)
-    assert f"{folder}: line 21 of the log is damaged; the log is shown up to it" in run.notices
+    log = folder / "events.jsonl"
+    assert f"{folder}: line 21 of {log} is damaged; the log is shown up to it" in run.notices
+    assert run.damaged
     assert 0 < run.done < 6
 
 
@@ -150,7 +152,7 @@ def test_folders_that_are_no_runs_are_refused_in_a_sentence(tmp_path: Path) -> N
     with pytest.raises(NoRun, match=r"page\.html is not a folder"):
         read_run(tmp_path / "page.html")
     (tmp_path / "events.jsonl").write_text("hello\n")
-    with pytest.raises(NoRun, match=r"has nothing to show: .*line 1 of the log"):
+    with pytest.raises(NoRun, match=r"has nothing to show: .*line 1 of .*events.jsonl is damaged"):
         read_run(tmp_path)
 
 
@@ -158,7 +160,9 @@ def test_failures_are_told(tmp_path: Path) -> None:
     failed = {"event": "client-failed", "round": 1, "client": 3, "stage": "step", "reason": "no"}
     folder = change(write_run(tmp_path / "a"), lambda log: log.insert(5, failed))
     run = read_run(folder)
-    assert run.failed == 1 and "1 reply was dropped" in run.notices[0]
+    assert run.failed == 1 and "1 reply was dropped, of client 3 (see" in run.notices[0]
+    folder = change(write_run(tmp_path / "b"), lambda log: log.extend([failed, failed]))
+    assert "2 replies were dropped, of client 3 (2) (see" in read_run(folder).notices[-1]
 
 
 VALUES = st.recursive(

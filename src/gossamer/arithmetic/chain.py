@@ -50,6 +50,9 @@ class Step:
         return self.kind in (Kind.CONVOLUTION, Kind.LINEAR)
 
 
+TILED_CHANNELS = 16
+"""Inputs and outputs from which a convolution's products outweigh the transforms of its tiles."""
+
 Shape = tuple[int, int, int]
 """Channels, height and width; a vector is an image of one pixel."""
 
@@ -62,6 +65,14 @@ class Chain:
     output: int
     shapes: list[Shape]
     steps: list[Step] = field(default_factory=list)
+
+    def tiled(self, step: Step) -> bool:
+        """Whether a convolution with all its weights is computed tile by tile (Winograd)."""
+        window = step.window
+        size = (window.height, window.width, window.stride_y, window.stride_x)
+        channels = self.shapes[step.input][0], self.shapes[step.output][0]
+        plain = step.kind is Kind.CONVOLUTION and size == (3, 3, 1, 1)
+        return plain and min(channels) >= TILED_CHANNELS
 
     def consumers(self, value: int) -> list[Step]:
         """The steps that read a value."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Arithmetic = Literal["auto", "torch", "native"]
 """`auto` follows the rule, the others override it."""
-Way = Literal["torch", "native sparse", "native dense"]
+Way = Literal["torch", "native sparse", "native dense", "native tiles"]
 
 CONVOLUTION = 0.6
 """Density up to which a convolution is computed at its non-zeros only."""
@@ -29,6 +29,8 @@ FULL, LEAST = 16, 8
 """Batches that fill the lanes of convolutions, and the smallest that are worth while."""
 PARTLY = 0.2
 """`MODEL` for batches that do not fill the lanes."""
+TILED = 0.75
+"""Share of the convolutions' multiplications, computed by tiles, from which small batches gain."""
 
 
 def bound(convolution: bool, batch: int) -> float:
@@ -51,8 +53,26 @@ def native(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:
     total = sum(layer.macs for _, layer in layers)
     active = sum(layer.macs * densities.get(name, 1.0) for name, layer in layers)
     if batch < FULL:
-        return batch >= LEAST and active <= PARTLY * total
+        return batch >= LEAST and (active <= PARTLY * total or mostly_tiled(plan, densities, batch))
     return total <= SMALL or active <= MODEL * total
+
+
+def mostly_tiled(plan: Plan, densities: Mapping[str, float], batch: int) -> bool:
+    """Whether most work of the convolutions is done by tiles, which a small batch fills too."""
+    total = tiled = 0
+    for name, layer in plan.layers.items():
+        if layer.convolution:
+            total += layer.macs
+            if layer.tiled and not sparse(layer, densities.get(name, 1.0), batch):
+                tiled += layer.macs
+    return tiled >= TILED * total
+
+
+def native_way(layer: Layer, density: float, batch: int) -> Way:
+    """How the kernels compute a layer."""
+    if sparse(layer, density, batch):
+        return "native sparse"
+    return "native tiles" if layer.tiled else "native dense"
 
 
 @dataclass(frozen=True)
@@ -73,8 +93,6 @@ def choices(
     rows = []
     for name, layer in plan.layers.items():
         density = densities.get(name, 1.0)
-        way: Way = "torch"
-        if kernels:
-            way = "native sparse" if sparse(layer, density, batch) else "native dense"
+        way = native_way(layer, density, batch) if kernels else "torch"
         rows.append(LayerChoice(name, density, layer.macs, way))
     return rows

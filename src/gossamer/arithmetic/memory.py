@@ -147,6 +147,7 @@ def c_steps(chain: Chain, index: dict[str, int]) -> list[CStep]:
                 pad_x=window.pad_x,
                 groups=step.groups,
                 whole_channels=step.whole_channels,
+                tiled=chain.tiled(step),
                 epsilon=step.epsilon,
                 momentum=step.momentum,
                 rate=step.rate,

@@ -26,6 +26,8 @@ class Layer:
     """Of its weight."""
     step: int
     convolution: bool
+    tiled: bool
+    """Computed by tiles if it is not sparse."""
     macs: int
     weights: int
 
@@ -46,6 +48,7 @@ class Plan:
                 step.weight,
                 number,
                 step.kind is Kind.CONVOLUTION,
+                chain.tiled(step),
                 layout[step.weight].macs,
                 layout[step.weight].count,
             )

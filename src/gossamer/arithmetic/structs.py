@@ -45,7 +45,7 @@ class CStep(ctypes.Structure):
         *_integers("kind", "relu", "input", "other", "output"),
         *_integers("weight", "bias", "mean", "variance"),
         *_integers("kernel_height", "kernel_width", "stride_y", "stride_x", "pad_y", "pad_x"),
-        *_integers("groups", "adds", "other_adds", "whole_channels"),
+        *_integers("groups", "adds", "other_adds", "whole_channels", "tiled"),
         ("epsilon", ctypes.c_double),
         ("momentum", ctypes.c_double),
         ("rate", ctypes.c_double),

@@ -17,15 +17,19 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("gossamer.cli.run:replay", "repeat a failed client, to debug it"),
     "cost": ("gossamer.cli.cost:cost", "estimate a method's costs, or break down those of a run"),
     "report": ("gossamer.cli.report:report", "write an offline HTML report of runs"),
+    "verify": ("gossamer.cli.verify:verify", "check the files of a run or of a node"),
     "export": ("gossamer.cli.export:export", "export a trained model to a file"),
     "ls": ("gossamer.cli.ls:ls", "list methods, models, data sets and partitions"),
     "data": ("gossamer.cli.data:data", "list or download data sets"),
     "partition": ("gossamer.cli.data:partition", "show how data is divided among clients"),
     "check": ("gossamer.cli.check:check", "test your own method for conformance"),
     "cp": ("gossamer.cli.cp:cp", "copy a method to a file, to modify it"),
-    "flower": ("gossamer.cli.flower:flower", "create a Flower project, or certificates for one"),
-    "serve": ("gossamer.cli.flower:serve", "serve a Flower project on the network"),
-    "join": ("gossamer.cli.flower:join", "join a served federation as a node"),
+    "flower": (
+        "gossamer.cli.flower:flower",
+        "create a Flower project, its certificates and signature",
+    ),
+    "serve": ("gossamer.cli.serve:serve", "serve a Flower project on the network"),
+    "join": ("gossamer.cli.join:join", "join a served federation as a node"),
     "demo": ("gossamer.cli.demo:demo", "compare methods on embedded real data"),
 }
 
@@ -54,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _checked(words: Sequence[str], own: bool) -> int:
     """Runs a command; `own` means that the process does nothing else."""
     with _frozen_imports(own):
-        from gossamer.cli.parsing import REFUSED, Refusal, warn
+        from gossamer.cli.parsing import Refusal, show_notices, warn
         from gossamer.cli.wording import notes
 
+        show_notices()
         if words[0] in COMMANDS:
             _command(words[0])
     try:
@@ -64,7 +69,7 @@ def _checked(words: Sequence[str], own: bool) -> int:
             return _command(words[0])(words[1:])
     except Refusal as problem:
         warn(str(problem))
-        return REFUSED
+        return problem.code
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:

@@ -10,12 +10,22 @@ from pathlib import Path
 
 from gossamer import engine, fields
 from gossamer.cli.comparison_progress import ComparisonProgress
-from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say, warn
+from gossamer.cli.parsing import (
+    FAILED,
+    Parser,
+    Refusal,
+    add_settings,
+    given,
+    refusing,
+    say,
+    warn,
+)
 from gossamer.cli.report import write
 from gossamer.cli.run import INTERRUPTED, interrupts, one_line
 from gossamer.config import Experiment
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
-from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.files import Damaged, write_atomically
+from gossamer.engine.resuming import LOG, ROUNDS
 from gossamer.report import NoRun, Report, report
 from gossamer.reproduce import comparison
 from gossamer.reproduce.comparison import as_json, default_folder, description, run_of
@@ -204,10 +214,12 @@ def _one(plan: Plan, progress: ComparisonProgress, stop: Stop, request: Request)
     with refusing():
         run = replace(plan.config.build_run(plan.folder), name=plan.name)
     try:
-        resume = (plan.folder / "events.jsonl").exists()
+        resume = any((plan.folder / name).exists() for name in (LOG, ROUNDS))
         summary = engine.start(run, sinks=[progress.begin(plan)], stop=stop, resume=resume)
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
+    except Damaged as problem:
+        raise Refusal(f"{plan.title}: {problem}", FAILED) from problem
     except (ClientError, OSError) as problem:
         warn(f"{plan.title}: {problem}")
         warn(f"progress is saved; continue with: {request.resume}")

@@ -15,6 +15,7 @@ from gossamer.accounting.blank_data import Blank
 from gossamer.accounting.dry_run import Bits, Line, Price, price_run
 from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
 from gossamer.cli.parsing import (
+    FAILED,
     Parser,
     Refusal,
     add_settings,
@@ -22,13 +23,17 @@ from gossamer.cli.parsing import (
     option_of_variants,
     refusing,
     say,
+    warn,
 )
 from gossamer.cli.progress import bits
 from gossamer.config import Config, Experiment, absolute, enough, find_method, locate, read
 from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
-from gossamer.engine import Options, Run, events
+from gossamer.engine import Options, Run, checkpoint
+from gossamer.engine.events import CONFIG, PROJECT, LogReader
+from gossamer.engine.files import Damaged
+from gossamer.engine.resuming import LOG, ROUNDS, judged
 from gossamer.report.columns import table
 from gossamer.task import Task
 from gossamer.wire import Mode
@@ -43,7 +48,7 @@ HEADER = ("", "message", "leaf", "messages", "sent", "limit", "paper")
 def cost(arguments: Sequence[str]) -> int:
     """`gossamer cost METHOD|FILE.toml` estimates costs; `gossamer cost RUN` reads them."""
     target = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if target is not None and (Path(target) / "events.jsonl").exists():
+    if target is not None and _is_run(Path(target)):
         return _of_run(Path(target), arguments[1:])
     base = Config("fedavg")
     if target is not None:
@@ -148,7 +153,7 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
-    log = events.read(run / "events.jsonl")
+    log, problem = _read(run)
     lines = ledger(log)
     if options.by == "leaf":
         _show(lines)
@@ -162,7 +167,34 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
         say(f"{whose} accuracy {options.target} was never reached")
     if options.json:
         print(json.dumps({"run": str(run), "lines": _plain(lines), "reached": reached}))
-    return 0
+    if problem:
+        last = max(
+            (event["round"] for event in log if event["event"] == "round-finished"), default=0
+        )
+        warn(f"{problem}; these are the costs up to round {last} only")
+    return FAILED if problem else 0
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, possibly without its log."""
+    return any((folder / name).exists() for name in (LOG, ROUNDS, CONFIG, PROJECT))
+
+
+def _read(run: Path) -> tuple[list[dict[str, Any]], str]:
+    """The intact events of a run, and what is wrong with its log."""
+    with refusing():
+        try:
+            saved = checkpoint.newest(run / ROUNDS)
+        except checkpoint.Unusable as older:
+            warn(f"the log is not verified: {older}")
+            saved = None
+        reader = LogReader(run / LOG, (saved.events,) if saved else ())
+        if not (run / LOG).exists():
+            if saved:
+                raise Damaged(f"{run / LOG} is missing, so its costs are unknown")
+            raise FileNotFoundError(f"{run} has no costs yet: there is no {run / LOG}")
+        log = [event for _, event in reader if isinstance(event, dict)]
+    return log, (judged(reader, saved) if saved else "") or reader.problem
 
 
 def _show(lines: Mapping[Line, Bits]) -> None:
@@ -174,7 +206,7 @@ def _show(lines: Mapping[Line, Bits]) -> None:
                 rows.append((*line, cost_of_line.messages, *_columns(cost_of_line)))
                 total += cost_of_line
         rows.append((direction, "", "total", "", *_columns(total)))
-    say(table(rows, HEADER))
+    say(table(rows, HEADER, keys=3, optional=("messages",)))
 
 
 def _rounds(log: Sequence[Mapping[str, Any]]) -> str:

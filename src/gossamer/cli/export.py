@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
+from gossamer.cli.parsing import FAILED, Parser, Refusal, refusing, say, warn
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -73,7 +73,11 @@ def export(arguments: Sequence[str]) -> int:
     if options.json:
         what = {"file": str(target), "bytes": size, "numbers": model.weights, "density": share}
         print(json.dumps({**what, "accuracy": accuracy, "facts": facts}), flush=True)
-    return 0
+    for text in model.notices:
+        warn(text)
+    if model.notices:
+        warn(f"this is an older model, that of round {facts['round']}")
+    return FAILED if model.notices else 0
 
 
 def _tested(exporting: Any, target: Path, model: Any) -> float | None:

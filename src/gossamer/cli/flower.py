@@ -1,129 +1,32 @@
-"""`gossamer flower`, `serve` and `join`: federated training on a network, with Flower."""
+"""`gossamer flower`: projects, certificates and signatures for a run on the network."""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import time
+import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gossamer import engine, fields
-from gossamer.cli.flower_processes import await_link, await_silence, register, running
-from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say, warn
+from gossamer.cli.flower_security import PORT, needs_flower
+from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say
 from gossamer.config import Config, Experiment, absolute, absolute_paths, find_method
 from gossamer.engine import Options
-from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.events import CONFIG
-from gossamer.flower import certs, commands, project
-from gossamer.flower.commands import Link
+from gossamer.flower import certs, project, signing
 from gossamer.flower.server import at_server, set_up
 from gossamer.flower.server_transport import Patience
 
-CONNECTED, PAUSE = 60.0, 2.0
-"""Seconds after which an ended node counts as having been connected, and between attempts."""
-PATIENCE = (5.0, 60.0)
-"""Minimum and maximum seconds within which Flower's own process must reach the server."""
-PORT, NODE_PORT = 9093, 9100
-
 
 def flower(arguments: Sequence[str]) -> int:
-    """`gossamer flower init FOLDER --method NAME` and `gossamer flower certs FOLDER`."""
-    known = {"init": _init, "certs": _certs}
+    """`gossamer flower init|certs|sign`: makes a project, its keys, or a signature."""
+    known = {"init": _init, "certs": _certs, "sign": _sign}
     if set(arguments) & {"-h", "--help"} and arguments[0] not in known:
-        Parser(prog="gossamer flower init|certs", description=flower.__doc__).read(arguments)
+        Parser(prog="gossamer flower init|certs|sign", description=flower.__doc__).read(arguments)
     if not arguments or arguments[0] not in known:
         raise Refusal(
-            "use `gossamer flower init FOLDER --method NAME` or `gossamer flower certs FOLDER`"
+            "use `gossamer flower init FOLDER --method NAME`, `gossamer flower certs FOLDER` "
+            "or `gossamer flower sign PROJECT --key FILE`"
         )
     return known[arguments[0]](arguments[1:])
-
-
-def serve(arguments: Sequence[str]) -> int:
-    """`gossamer serve PROJECT`: runs a project on a SuperLink; repeat it to resume."""
-    parser = Parser(prog="gossamer serve", description=serve.__doc__)
-    parser.add_argument("project", help="a folder created by `gossamer flower init`")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")
-    _add_security(parser)
-    options = parser.read(arguments)
-    _needs_flower()
-    folder = Path(options.project)
-    if not (folder / project.PACKAGE / CONFIG).exists():
-        raise Refusal(f"{folder} is not a project; create one with `gossamer flower init {folder}`")
-    link = Link(options.host, options.port, _security(options, (certs.CA, certs.SERVER)))
-    home = folder / ".flower"
-    home.mkdir(exist_ok=True)
-    write_atomically(home / "config.toml", commands.configuration(link).encode())
-    environment = commands.environment(home)
-    await_silence(link)
-    with running(commands.superlink(link, home / "state.db"), environment) as process:
-        await_link(link, process)
-        keys = sorted(link.certificates.glob("node-*.pub")) if link.certificates else []
-        for key in keys:
-            register(key, home, environment)
-        say(f"the server listens at {link.address}; nodes can join")
-        subprocess.run(commands.run(folder, len(keys)), env=environment, check=False)
-    return 0 if _finished(folder) else 1
-
-
-def join(arguments: Sequence[str]) -> int:
-    """`gossamer join HOST:PORT --node I --nodes N`: runs a node with its share of the clients."""
-    parser = Parser(prog="gossamer join", description=join.__doc__)
-    parser.add_argument("server", help="host and port of the server, e.g. 192.168.0.5:9093")
-    parser.add_argument("--node", type=int, required=True, help="the number of this node, from 0")
-    parser.add_argument("--nodes", type=int, required=True, help="the number of nodes")
-    parser.add_argument("--states", default="states", help="folder for the states of its clients")
-    parser.add_argument(
-        "--data",
-        default="",
-        help="this node's own data, e.g. npz:own.npz, in a project with --own-data",
-    )
-    parser.add_argument(
-        "--wait", type=float, default=600.0, help="seconds to keep trying to connect (default: 600)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=0, help=f"local port of the node (default: {NODE_PORT} + I)"
-    )
-    _add_security(parser)
-    options = parser.read(arguments)
-    _needs_flower()
-    host, colon, port = options.server.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise Refusal(f"the server must be HOST:PORT, not {options.server!r}")
-    if not 0 <= options.node < options.nodes:
-        raise Refusal(
-            f"--node {options.node} is out of range; {options.nodes} nodes are numbered from 0"
-        )
-    key = f"node-{options.node}"
-    link = Link(host, int(port), _security(options, (certs.CA, key)))
-    states = Path(options.states)
-    home = states / f".flower-{options.node}"
-    home.mkdir(parents=True, exist_ok=True)
-    own = options.port or NODE_PORT + options.node
-    patience = max(PATIENCE[0], min(options.wait, PATIENCE[1]))
-    data = absolute_paths(replace(Experiment(), data=options.data)).data if options.data else ""
-    until = time.monotonic() + options.wait
-    from gossamer.flower.warm_worker import warm_worker
-
-    with warm_worker() as worker:
-        path = worker.path if worker else None
-        place = (options.node, options.nodes)
-        command = commands.supernode(link, *place, states, own, patience, path, data)
-        while True:
-            began = time.monotonic()
-            with running(command, commands.environment(home)) as process:
-                code = worker.wait(process) if worker else process.wait()
-            connected = time.monotonic() - began > CONNECTED
-            if connected:  # the server will be back
-                until = time.monotonic() + options.wait
-            if code <= 0 or time.monotonic() > until:
-                return abs(code)
-            warn(f"{options.server} is unreachable or does not know {key}; trying again")
-            time.sleep(PAUSE)
 
 
 def _init(arguments: Sequence[str]) -> int:
@@ -178,7 +81,7 @@ def _init(arguments: Sequence[str]) -> int:
 def _certs(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="gossamer flower certs",
-        description="Creates a CA, and keys for the server and all nodes.",
+        description="Creates a CA, and keys for the server, the operator and all nodes.",
     )
     parser.add_argument("folder", help="folder for certificates and keys")
     parser.add_argument(
@@ -187,7 +90,7 @@ def _certs(arguments: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, required=True, help="number of nodes")
     parser.add_argument("--days", type=int, default=certs.DAYS, help="days of validity")
     options = parser.read(arguments)
-    _needs_flower()
+    needs_flower()
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     if options.nodes < 1 or options.days < 1:
         raise Refusal("--nodes and --days must be at least 1")
@@ -195,52 +98,33 @@ def _certs(arguments: Sequence[str]) -> int:
         written = certs.make(Path(options.folder), hosts, options.nodes, options.days)
     for path in written:
         say(str(path))
-    say(f"a node needs {certs.CA} and its own node-I only; keep {certs.CA_KEY} private")
+    say(
+        f"a node needs {certs.CA}, {certs.OPERATOR_PUBLIC} and its own node-I only; "
+        f"keep {certs.CA_KEY} and {certs.OPERATOR} private"
+    )
     return 0
 
 
-def _add_security(parser: Parser) -> None:
-    parser.add_argument("--certs", default="", help="a folder created by `gossamer flower certs`")
-    parser.add_argument("--insecure", action="store_true", help="no encryption; anybody can join")
-
-
-def _security(options: object, needed: Sequence[str]) -> Path | None:
-    """The folder of certificates; None only with --insecure."""
-    folder, insecure = getattr(options, "certs", ""), getattr(options, "insecure", False)
-    if insecure:
-        if folder:
-            raise Refusal("--certs and --insecure exclude each other; use one of the two")
-        return None
-    if not folder:
-        raise Refusal(
-            "name certificates with --certs (`gossamer flower certs` creates them), "
-            "or use --insecure"
-        )
-    for name in needed:
-        if not (Path(folder) / name).exists():
-            raise Refusal(f"{folder} has no {name}; `gossamer flower certs {folder}` creates it")
-    return Path(folder)
-
-
-def _needs_flower() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise Refusal("this needs Flower: pip install 'gossamer[flower]'")
-
-
-def _finished(folder: Path) -> bool:
-    """Whether the run of the project has finished, according to its log."""
-    import tomllib
-
-    settings = tomllib.loads((folder / "pyproject.toml").read_text())
-    out = Path(settings["tool"]["flwr"]["app"]["config"]["out"])
-    log = engine.events.read(out / "events.jsonl") if (out / "events.jsonl").exists() else []
-    ended = bool(log) and log[-1]["event"] == "finished"
-    (say if ended else warn)(
-        f"the run in {out} has finished"
-        if ended
-        else f"the run in {out} is unfinished; serve it again"
+def _sign(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="gossamer flower sign",
+        description="Signs a project, so that a server without the operator's key can serve it.",
     )
-    return ended
+    parser.add_argument("project", help="a folder created by `gossamer flower init`")
+    parser.add_argument("--key", required=True, help="the operator's private key")
+    options = parser.read(arguments)
+    needs_flower()
+    folder, key = Path(options.project), Path(options.key)
+    if not (folder / "pyproject.toml").exists():
+        raise Refusal(f"{folder} is not a project; create one with `gossamer flower init {folder}`")
+    if not key.exists():
+        raise Refusal(f"there is no key {key}; `gossamer flower certs` creates one")
+    with refusing():
+        made = signing.sign(folder, key)
+    say(f"signed {folder}, app {made.app}")
+    for path in project.own_files(folder):
+        say(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}  (join --trust)")
+    return 0
 
 
-__all__ = ["flower", "join", "serve"]
+__all__ = ["flower"]

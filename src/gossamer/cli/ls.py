@@ -10,7 +10,7 @@ from gossamer import data as datasets
 from gossamer import fields, models
 from gossamer.cli.parsing import Parser, say
 from gossamer.methods import ALGORITHMS, PUBLISHED
-from gossamer.report.columns import table
+from gossamer.report.columns import paragraph, table
 
 KINDS = ("methods", "models", "data", "partitions")
 OWN = {
@@ -54,7 +54,7 @@ def ls(arguments: Sequence[str]) -> int:
         say(f"{title}\n{table([(f'  {name}', text) for name, text in names.items()])}\n")
     if "methods" in groups:
         more = "" if options.all else "`gossamer ls --all` adds published codes and variants; "
-        say(f"{more}`gossamer run METHOD --help` lists a method's options.")
+        say(paragraph(f"{more}`gossamer run METHOD --help` lists a method's options."))
     return 0
 
 

@@ -31,6 +31,10 @@ def outcome(summary: Summary) -> str:
         both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
         rows.append(("accuracy of clients with their own model", accuracy["local_mean"]))
         rows.append(("density of personal models", both))
+    if summary.privacy is not None:
+        spent = summary.privacy
+        guarantee = f"{spent['epsilon']:.4g} at delta {spent['delta']:g}"
+        rows.append(("epsilon", f"{guarantee} ({spent['neighbours']})"))
     rows += [
         ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
         ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),

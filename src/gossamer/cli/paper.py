@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gossamer
 from gossamer import data
 from gossamer.cli.compare import Request, carry_out, write_files
 from gossamer.cli.parsing import Parser, Refusal, refusing, say
 from gossamer.config import nearest
 from gossamer.engine import events
 from gossamer.report import report
+from gossamer.report.columns import paragraph
 from gossamer.report.columns import table as aligned
+from gossamer.report.kept import Shelf, keep
+from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan
-from gossamer.reproduce.published import measured_table
-from gossamer.reproduce.published_text import comma_separated, latex, legend, plain, text
+from gossamer.reproduce.published import Measured, measured_table
+from gossamer.reproduce.published_text import (
+    comma_separated,
+    latex,
+    legend,
+    page_table,
+    plain,
+    text,
+)
 from gossamer.reproduce.tables import SCALES, Scale, Table, described, find
 
 SMALLEST = "quick"
-WIDTH = 100
-"""Line width of the text around a table."""
+RESULTS = Path(gossamer.__file__).parents[2] / "results"
+"""In a clone, the results that come with it."""
 
 
 def paper(arguments: Sequence[str]) -> int:
@@ -59,6 +69,13 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--out", default="", metavar="FOLDER", help="default: runs/paper-NAME-SCALE"
     )
+    parser.add_argument(
+        "--results",
+        default="",
+        metavar="FOLDER",
+        help="keep every finished run as a small file here, and take what is here as done; "
+        "default: read those that come with a clone, keep none",
+    )
     parser.add_argument("--workers", default=None, metavar="N", help="number of worker threads")
     parser.add_argument("--device", default=None, metavar="TEXT", help="cpu (default) or cuda")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -77,23 +94,44 @@ def paper(arguments: Sequence[str]) -> int:
     more = {name: value for name in ("workers", "device") if (value := getattr(options, name))}
     with refusing():
         plans = table.plans(scale, out, options.seeds or 0, more)
+    shelf = Shelf(Path(options.results) if options.results else RESULTS)
     todo = _chosen(table, scale, plans, options.only)
+    left = [plan for plan in todo if not shelf.find(plan.config)]
     if options.dry:
-        return _list_runs(table, scale, todo, options.json)
+        return _list_runs(table, scale, left, options.json)
     if not options.quiet:
         say(_heading(table, scale))
     command = shlex.join(["gossamer", "paper", *arguments])
     request = Request(
         out, command, command, quiet=options.quiet, what=table.name, resumes_any=False
     )
-    return carry_out(todo, request) or _present(table, scale, plans, request, options.json)
+    if not options.quiet and len(left) < len(todo):
+        say(f"{len(todo) - len(left)} of {len(todo)} runs are kept in {shelf.folder}")
+    keep_in = Path(options.results) / table.name if options.results else None
+    if code := _carry_out(left, request, keep_in):
+        return code
+    shelf = Shelf(shelf.folder)
+    return _present(measured_table(table, plans, shelf), scale, request, options.json)
+
+
+def _carry_out(left: Sequence[Plan], request: Request, keep_in: Path | None) -> int:
+    """Runs what is left, and keeps each result as soon as it is there."""
+    if keep_in is None:
+        return carry_out(left, request) if left else 0
+    for plan in left:
+        if code := carry_out([plan], request):
+            return code
+        name = f"{plan.folder.parent.name}-{plan.folder.name}.json"
+        keep(run_of(plan), keep_in / name)
+    return 0
 
 
 def _listed(as_json: bool) -> int:
     """Lists all tables, one per line."""
     known = described()
     say(aligned([[each["name"], each["title"]] for each in known]))
-    say("\n`gossamer paper NAME` checks that a table runs; --scale here or full reproduces it")
+    say("\n`gossamer paper NAME` checks that a table runs")
+    say("`gossamer paper NAME --scale here` or `--scale full` reproduces it")
     if as_json:
         print(json.dumps({"tables": known}), flush=True)
     return 0
@@ -155,29 +193,23 @@ def _described(plan: Plan) -> dict[str, Any]:
 
 def _heading(table: Table, scale: Scale) -> str:
     lines = [table.title, table.source, f"scale {scale.name}: {scale.about}"]
-    return "\n".join([*map(_wrapped, lines), ""])
+    return "\n".join([*map(paragraph, lines), ""])
 
 
-def _wrapped(line: str, first: str = "") -> str:
-    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
-
-
-def _present(
-    table: Table, scale: Scale, plans: Sequence[Plan], request: Request, as_json: bool
-) -> int:
+def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) -> int:
     """Prints the table, and writes it as files and as a page."""
-    out = request.out
-    measured = measured_table(table, plans)
+    out, table = request.out, measured.table
+    out.mkdir(parents=True, exist_ok=True)
     notes = [f"scale {scale.name}: {scale.about}", *legend(measured)]
     if not request.quiet:
-        say("\n".join(["", text(measured), "", *(_wrapped(note, "- ") for note in notes), ""]))
+        say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
     introduction = f"{table.source}. {scale.name}: {scale.about}."
     forms = {"csv": comma_separated(measured), "latex": latex(measured)}
     files = write_files(
         request,
         out / "table",
         forms,
-        lambda: report(measured.folders, table.title, introduction),
+        lambda: report(measured.folders, table.title, introduction, page_table(measured)),
     )
     if as_json:
         figures = {"table": table.name, "scale": scale.name, "out": str(out), **files}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +14,19 @@ from gossamer import fields
 from gossamer.cli.wording import flags
 from gossamer.config import nearest, variants_with
 from gossamer.core import AnyMethod
+from gossamer.engine.files import Damaged, notices
 from gossamer.methods import METHODS, PUBLISHED
 
-REFUSED = 2
-"""Exit code of a command whose input was refused before any work."""
+REFUSED, FAILED = 2, 1
+"""Exit codes: the input was refused before any work; what was asked for could not be done."""
 
 
 class Refusal(Exception):
     """Unusable input; the text is the sentence to print."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, code: int = REFUSED) -> None:
         super().__init__(flags(text))
+        self.code = code
 
 
 @contextmanager
@@ -33,6 +36,8 @@ def refusing() -> Iterator[None]:
         yield
     except KeyError as problem:
         raise Refusal(str(problem.args[0])) from problem
+    except Damaged as problem:
+        raise Refusal(str(problem), FAILED) from problem
     except (ValueError, OSError, ImportError) as problem:
         raise Refusal(str(problem)) from problem
 
@@ -150,6 +155,19 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Prints a line about a problem to standard error."""
     print(f"gossamer: {flags(text)}", file=sys.stderr, flush=True)
+
+
+class _Notices(logging.Handler):
+    """Prints sentences of the engine."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
+def show_notices() -> None:
+    """From now on, what the engine has to say is printed to standard error."""
+    if not any(isinstance(handler, _Notices) for handler in notices.handlers):
+        notices.addHandler(_Notices())
 
 
 def _placeholder(default: object) -> str:

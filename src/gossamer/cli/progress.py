@@ -17,7 +17,9 @@ from gossamer.engine.events import (
     Event,
     Finished,
     Measured,
+    PrivacySpent,
     Sink,
+    StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
 
@@ -33,6 +35,7 @@ class Figures:
         self.valid: float | None = None
         self.bits = 0
         self.density = 1.0
+        self.epsilon: float | None = None
         self.speed = 0.0
         self._examples = 0
         self._start = time.monotonic()
@@ -51,6 +54,8 @@ class Figures:
                 self.density = event.density
                 self.speed = self._examples / max(clock.seconds, 1e-9)
                 self._examples = 0
+            case PrivacySpent():
+                self.epsilon = event.epsilon
             case Evaluated():
                 self.accuracy, self.personal = event.global_accuracy, event.personal_mean
                 self.valid = event.valid_mean
@@ -69,6 +74,7 @@ class Figures:
             *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
             bits(self.bits),
             f"density {self.density:.3g}",
+            *([] if self.epsilon is None else [f"epsilon {self.epsilon:.3g}"]),
             f"{self.speed:,.0f} examples/s",
             f"left {self.left()}",
         ]
@@ -110,6 +116,8 @@ class Lines:
                 self._print()
             case ClientFailed():
                 self._stream.write(f"{failure(event, self._run)}\n")
+            case StateLost():
+                self._stream.write(f"{loss(event)}\n")
             case Finished():
                 self._stream.flush()
             case _:
@@ -156,6 +164,8 @@ class Live:
         if isinstance(event, ClientFailed):
             text = failure(event, self._run)
             self._screen.console.print(text, style="yellow", markup=False)
+        if isinstance(event, StateLost):
+            self._screen.console.print(loss(event), style="yellow", markup=False)
         if isinstance(event, Round | Evaluated):
             *figures, left = self._figures.parts()
             self._text.plain = " · ".join(figures)
@@ -175,6 +185,11 @@ def failure(event: ClientFailed, run: Path | None = None) -> str:
         return text
     command = f"gossamer replay {shlex.quote(str(run))}"
     return f"{text}; replay it with: {command} --round {event.round} --client {event.client}"
+
+
+def loss(event: StateLost) -> str:
+    """A lost state in one line."""
+    return f"client {event.client} lost what it kept before round {event.round}: {event.reason}"
 
 
 def display(rounds: int, title: str, run: Path | None = None) -> Sink:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
+from gossamer.cli.parsing import FAILED, Parser, Refusal, refusing, say, warn
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.report import NoRun, Report
 from gossamer.report import report as compose
@@ -36,7 +36,7 @@ def report(arguments: Sequence[str]) -> int:
     say(f"report of {runs}: {options.out}")
     if options.json:
         print(json.dumps(_figures(page, options.out)), flush=True)
-    return 0
+    return FAILED if any(run.damaged for run in page.runs) else 0
 
 
 def write(page: Report, path: Path) -> None:

@@ -22,6 +22,7 @@ from gossamer.arithmetic.library import library, missing
 from gossamer.cli.explain import explain
 from gossamer.cli.outcome import outcome
 from gossamer.cli.parsing import (
+    FAILED,
     REFUSED,
     Parser,
     Refusal,
@@ -45,8 +46,9 @@ from gossamer.config import (
 )
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine import replay as recorded
-from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG, PROJECT, plain
+from gossamer.engine.files import Damaged, check_text, seal_text, write_atomically
+from gossamer.engine.resuming import LOG, ROUNDS
 from gossamer.engine.trackers import TRACKERS, tracker
 from gossamer.engine.transport import Transport
 
@@ -77,6 +79,11 @@ def run(arguments: Sequence[str]) -> int:
             f"{out} already holds a run; `{_resume(out)}` continues it, "
             "or choose another folder with --out"
         )
+    if any((out / name).exists() for name in (LOG, ROUNDS)):
+        raise Refusal(
+            f"{out} holds the files of a run without {CONFIG}; put that back and use "
+            f"`{_resume(out)}`, or choose another folder with --out"
+        )
     return _execute(config, out, options, resume=False)
 
 
@@ -103,10 +110,10 @@ def replay(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     with refusing():
-        method, task, federation = _saved(Path(options.run)).build()
-        rounds = Path(options.run) / "rounds"
-        capsule = recorded.read(rounds, options.round, options.client, method)
-    done = recorded.again(method, task, federation, capsule)
+        run = _saved(Path(options.run)).build_run()
+        place = (Path(options.run) / ROUNDS, options.round, options.client)
+        capsule = recorded.read(*place, run.method, run.identity)
+    done = recorded.again(run.method, run.task, run.federation, capsule)
     metrics = dict(done.result.metrics)
     say(f"client {options.client} completed round {options.round}: {metrics}")
     if options.json:
@@ -140,10 +147,8 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         checkpoint.ready(out, 2**20)
         sinks = [tracker(word, out, run.name, warn) for word in trackers]
         if not resume:
-            write_atomically(
-                out / CONFIG,
-                config.toml(one_line(shlex.join(["gossamer", *sys.argv[1:]]))).encode(),
-            )
+            text = config.toml(one_line(shlex.join(["gossamer", *sys.argv[1:]])))
+            write_atomically(out / CONFIG, seal_text(text).encode(), private=True)
     if not options.quiet:
         sinks.append(display(run.rounds, run.name, out))
     stop = Stop()
@@ -152,12 +157,14 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
             summary = engine.start(run, sinks=sinks, stop=stop, resume=resume, transport=transport)
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem
+    except Damaged as problem:
+        raise Refusal(str(problem), FAILED) from problem
     except ClientError as error:
         warn(str(error))
         warn(f"the run is saved; `{_resume(out, options.engine)}` repeats the round")
         return 1
     except OSError as problem:
-        if checkpoint.newest(out / "rounds") is None:  # there is nothing to resume
+        if checkpoint.newest(out / ROUNDS) is None:  # there is nothing to resume
             if not resume:
                 (out / CONFIG).unlink(missing_ok=True)
             raise Refusal(str(problem)) from problem
@@ -240,7 +247,10 @@ def _saved(out: Path) -> Config:
     path = out / CONFIG
     with refusing():
         if not path.exists():
+            if any((out / name).exists() for name in (LOG, ROUNDS)):
+                raise Damaged(f"{path} is missing, but {out} has other files of a run")
             raise FileNotFoundError(f"{out} holds no run: there is no {path}")
+        check_text(path)
         return read(path)
 
 

@@ -85,8 +85,8 @@ def follow(tail: Tail, run: Path, show: Display, wait: Callable[[], None]) -> No
 class Lines:
     """One line per round, for pipes and log files; repeated rounds of a resumed run are omitted."""
 
-    def __init__(self) -> None:
-        self._shown = 0
+    def __init__(self, shown: int = 0) -> None:
+        self._shown = shown
         self._waited = False
         self._pending = False
 

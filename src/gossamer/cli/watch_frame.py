@@ -26,6 +26,7 @@ SHARES = {
     "density/personal": "personal density",
     "density/global": "mask density",
     "mismatch": "mismatch",
+    "privacy/epsilon": "epsilon",
 }
 SILENCE = 60.0
 """Seconds without an event after which the display says so."""

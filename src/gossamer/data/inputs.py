@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.arithmetic.inputs import scaled
 from gossamer.data.augment import CropAndFlip
 from gossamer.data.federation import Augment
 
@@ -100,7 +101,7 @@ class Images:
     def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
         factor, offset = _affine_rows(self, scale)
         flat = torch.from_numpy(rows).reshape(-1, math.prod(self.size))
-        flat = flat.to(torch.float32).mul_(factor).add_(offset)
+        flat = scaled(flat.contiguous(), factor, offset)
         return flat.view(-1, *self.size).permute(0, 3, 1, 2)
 
     def augment(self, scale: Scale) -> Augment | None:
@@ -126,11 +127,9 @@ def _affine(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _affine_rows(images: Images, scale: Scale) -> tuple[Tensor, Tensor]:
-    """The same for a whole image, since torch multiplies long rows seven times as fast."""
-    height, width, channels = images.size
+    """The same for every number of an image: long rows are multiplied seven times as fast."""
+    height, width, _ = images.size
     factor, offset = _affine(images, scale)
-    if channels == 1:
-        return factor, offset
     return factor.repeat(height * width), offset.repeat(height * width)
 
 

@@ -2,26 +2,38 @@
 
 `rounds/000012/` holds `server.bin` and, written last, `meta.json`. Everything is written under
 another name and renamed, so that a process killed at any instant leaves a run that can be resumed.
+Both have checksums; `gossamer.engine.resuming` chooses the checkpoint that a run continues from.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gossamer._locks import locked
 from gossamer.accounting import Cost
-from gossamer.engine.store import round_folder, written_rounds
-from gossamer.wire import fingerprint
+from gossamer.engine.files import (
+    Damaged,
+    content,
+    flush,
+    private_folder,
+    seal,
+    seal_json,
+    unseal,
+    unseal_json,
+)
+from gossamer.engine.files import write_atomically as write_atomically
+from gossamer.engine.store import META, SERVER, round_folder, written_rounds
+from gossamer.trust.limits import Norms
 
-VERSION = 1
-PARTS = {"progress", "events", "run", "server"}
+VERSION = 2
+FIRST = {"progress", "events", "run", "server"}
+"""What the first version had."""
 KEPT = 2
 """Checkpoints kept: the newest, and one more in case it is damaged."""
 
@@ -52,6 +64,10 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    norms: Norms = field(default_factory=dict)
+    """Median norms of replies in recent rounds, by field."""
+    privacy: dict[str, Any] | None = None
+    """What `--dp` has spent, and its next clip."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +78,16 @@ class Checkpoint:
     server: bytes
     events: int
     """Bytes of the event log that belong to it."""
-    clients: int
-    """How many clients have a state."""
+    chain: str
+    """The checksum of these events, see `files.chained`."""
+    states: Mapping[int, int]
+    """The round in which each client's state was written, by client."""
     run: str
     """A hash of what is run: method, settings, rounds and seed."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the files beside the log, such as the configuration."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The software and hardware that computed it."""
 
 
 def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int]:
@@ -79,73 +101,112 @@ def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int
     Returns:
         The rounds whose checkpoints are kept.
     """
-    folder = round_folder(rounds, saved.progress.round)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in also:
-        _flush(path)
-    write_atomically(folder / "server.bin", saved.server)
+    number = saved.progress.round
+    folder = round_folder(rounds, number)
+    private_folder(folder)
+    new = list(also)
+    for path in (*new, *sorted({path.parent for path in new}), rounds):
+        flush(path)
+    server = seal(saved.server, about_server(saved.run, number))
+    write_atomically(folder / SERVER, server, private=True)
     meta = {
         "version": VERSION,
         "progress": asdict(saved.progress),
         "events": saved.events,
+        "chain": saved.chain,
         "run": saved.run,
-        "clients": saved.clients,
-        "server": fingerprint(saved.server),
+        "states": by_round(saved.states),
+        "files": dict(saved.files),
+        "environment": dict(saved.environment),
     }
-    write_atomically(folder / "meta.json", json.dumps(meta).encode())
-    whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / "meta.json").exists()]
+    write_atomically(folder / META, seal_json(meta), private=True)
+    whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / META).exists()]
     for old in whole[:-KEPT]:
         _drop(round_folder(rounds, old))
     return whole[-KEPT:]
 
 
 def newest(rounds: Path) -> Checkpoint | None:
-    """The newest complete checkpoint, or None."""
-    if not rounds.is_dir():
-        return None
-    for round in reversed(written_rounds(rounds)):
-        if (saved := _read(round_folder(rounds, round))) is not None:
-            return saved
-    return None
+    """The newest undamaged checkpoint, or None."""
+    return next((each for each in candidates(rounds) if isinstance(each, Checkpoint)), None)
 
 
-def check_continues(saved: Checkpoint, out: Path, run: str) -> None:
-    """Raises `Unusable` for a checkpoint of another run, or one whose log has lost lines."""
-    if saved.run != run:
-        raise Unusable(
-            f"{out} is a run of another method, other settings, rounds or seed; "
-            "resume it with its own, or choose another folder"
+def candidates(rounds: Path) -> Iterator[Checkpoint | Damaged]:
+    """All checkpoints, from the newest to the oldest; the reason in place of a damaged one.
+
+    Raises:
+        Unusable: Another version of Gossamer wrote it.
+    """
+    for number in reversed(written_rounds(rounds) if rounds.is_dir() else []):
+        if (round_folder(rounds, number) / META).exists():
+            try:
+                yield read(rounds, number)
+            except Damaged as problem:
+                yield problem
+
+
+def read(rounds: Path, number: int) -> Checkpoint:
+    """The checkpoint of a round.
+
+    Raises:
+        Damaged: One of its files is damaged or missing.
+        Unusable: Another version of Gossamer wrote it.
+    """
+    folder = round_folder(rounds, number)
+    meta = _meta(folder / META)
+    try:
+        kept = meta["progress"]
+        saved = Checkpoint(
+            Progress(**{**kept, "cost": Cost(**kept["cost"])}),
+            b"",
+            int(meta["events"]),
+            str(meta["chain"]),
+            {client: int(number) for number, ids in meta["states"].items() for client in ids},
+            str(meta["run"]),
+            dict(meta["files"]),
+            dict(meta["environment"]),
         )
-    log = out / "events.jsonl"
-    size = log.stat().st_size if log.exists() else 0
-    if size < saved.events:
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise Damaged(f"{folder / META} is damaged: it lacks {problem}") from None
+    if saved.progress.round != number:
+        raise Damaged(f"{folder / META} is not in its place: it is of round {saved.progress.round}")
+    server = unseal(folder / SERVER, about_server(saved.run, number))
+    return replace(saved, server=server)
+
+
+def about_server(run: str, number: int) -> dict[str, str | int]:
+    """What the file of a server's state states."""
+    return {"kind": "server", "run": run, "round": number}
+
+
+def by_round(states: Mapping[int, int]) -> dict[int, list[int]]:
+    """Clients by the round in which their states were written."""
+    listed: dict[int, list[int]] = {}
+    for client in sorted(states):
+        listed.setdefault(states[client], []).append(client)
+    return listed
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """The facts of a checkpoint; those of the first version have no checksum."""
+    try:
+        plain: Any = json.loads(content(path))
+    except (ValueError, RecursionError):
+        plain = None
+    first = isinstance(plain, dict) and plain.get("version") == 1 and plain.keys() >= FIRST
+    meta = plain if first else unseal_json(path)
+    if (version := meta.get("version")) != VERSION:
         raise Unusable(
-            f"{log} has {size} bytes, but its run had written {saved.events}; put the whole log "
-            "back, or begin again in another folder"
+            f"{path.parent} was written by version {version} of the checkpoint format, "
+            f"this is version {VERSION}; resume it with the Gossamer that wrote it"
         )
-
-
-def check_states(saved: Checkpoint, out: Path, clients: int) -> None:
-    """Raises `Unusable` if files of client states are missing."""
-    if clients != saved.clients:
-        raise Unusable(
-            f"{saved.clients} clients had a state, but {out / 'rounds'} has those of {clients}; "
-            "put the missing files back, or begin again in another folder"
-        )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that it has all of `data`, or is as it was before."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    _flush(partial)
-    partial.replace(path)
+    return meta
 
 
 def ready(out: Path, need: int) -> None:
     """Raises `OSError` if the folder cannot be written or the disk is full, before any work."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        private_folder(out)
         probe = out / ".probe"
         probe.write_bytes(b"\0" * 4096)
         probe.unlink()
@@ -163,39 +224,9 @@ def ready(out: Path, need: int) -> None:
         )
 
 
-def _read(folder: Path) -> Checkpoint | None:
-    try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_bytes())
-        server = (folder / "server.bin").read_bytes()
-    except (OSError, ValueError):
-        return None
-    if not isinstance(meta, dict) or "version" not in meta:
-        return None
-    if meta["version"] != VERSION:
-        raise Unusable(
-            f"{folder} was written by version {meta['version']} of the checkpoint format, "
-            f"this is version {VERSION}; resume it with the Gossamer that wrote it"
-        )
-    if not meta.keys() >= PARTS or meta["server"] != fingerprint(server):
-        return None
-    saved = meta["progress"]
-    progress = Progress(**{**saved, "cost": Cost(**saved["cost"])})
-    return Checkpoint(progress, server, meta["events"], meta["clients"], meta["run"])
-
-
 def _drop(folder: Path) -> None:
     """Removes a checkpoint but not the client states beside it, which may still be current."""
-    for name in ("meta.json", "server.bin"):
+    for name in (META, SERVER):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _flush(path: Path) -> None:
-    if not path.exists():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

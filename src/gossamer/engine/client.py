@@ -11,11 +11,15 @@ from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger
 from gossamer.core import AnyMethod, Batch, Ctx, Job, Key, Missing, Result
 from gossamer.data.federation import Augment, Federation
 from gossamer.engine.inbox import Inbox
+from gossamer.engine.privacy import own_noise
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
+from gossamer.trust.spec import LOCAL
 from gossamer.wire import Schema, UnknownMask, Written, dump, write
 
-Stage = Literal["data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network"]
+Stage = Literal[
+    "data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network", "claim"
+]
 
 
 class Stop:
@@ -205,9 +209,12 @@ class Participant:
             )
             message.check()
             stage.append("encode")
-            schema = Schema.of(done.result.up)
-            up = write(done.result.up, schema, run.wire, received, run.options.ledger)
-            account = self._account(ctx, done, up)
+            reply = done.result.up
+            if run.dp.startswith(LOCAL):
+                reply = own_noise(run, ctx, request.client, received, reply)
+            schema = Schema.of(reply)
+            up = write(reply, schema, run.wire, received, run.options.ledger)
+            account = self._account(ctx, done, up, reply)
             stage.append("store")
             state = None if done.result.local is None else dump(done.result.local)
         except Abandoned:
@@ -227,7 +234,7 @@ class Participant:
                     return failure
         return Completed(up.data, state, account, schema, received)
 
-    def _account(self, ctx: Ctx, done: Trained, up: Written) -> Account:
+    def _account(self, ctx: Ctx, done: Trained, up: Written, reply: Any) -> Account:
         result, layout, options = done.result, ctx.task.layout, self.run.options
         effort = Effort(
             layout,
@@ -242,8 +249,8 @@ class Participant:
             steps=done.steps,
             density=density(layout, result.masks),
             flops=round(FLOPS[options.flops_model](effort)),
-            metrics=dict(result.metrics),
-            up=tuple(ledger_rows(up, result.up, "up", self.run.accounting, options.ledger)),
+            metrics={} if self.run.dp else dict(result.metrics),  # they are not covered by noise
+            up=tuple(ledger_rows(up, reply, "up", self.run.accounting, options.ledger)),
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.accounting import Entry, ledger_rows
 from gossamer.core import Client, Ctx
 from gossamer.engine import replay
+from gossamer.engine.acceptance import Merged, Merging, bounded
 from gossamer.engine.client import (
     Abandoned,
     Account,
@@ -29,10 +30,12 @@ from gossamer.engine.client import (
     one_line,
 )
 from gossamer.engine.events import ClientFailed, ClientFinished
-from gossamer.engine.expected import Expected, Replies, Reply, refusal
+from gossamer.engine.expected import Expected, Replies, Reply
+from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.task import Task
+from gossamer.trust.limits import Norms
 from gossamer.wire import (
     HEADER,
     Detail,
@@ -76,6 +79,8 @@ class Conversations:
     run: Run
     store: Store
     stop: Stop
+    guard: Guard | None = None
+    """What stands between replies and the merge under differential privacy."""
     expected: Expected = field(init=False)
     participant: Participant = field(init=False)
     outbox: Outbox = field(init=False)
@@ -125,8 +130,14 @@ class Conversations:
                     if received is None:
                         wire = self.run.wire
                         received = decode(message.data, message.schema, wire, held=held(sent))
-                    entries += [*self._rows(message, received, visit.charged), *answer.account.up]
-                    event = self._finished(number, client, answer.account, entries)
+                    entries += self._rows(message, received, visit.charged)
+                    try:
+                        account = bounded(self.run, client, answer.account)
+                    except WireError as problem:
+                        claim = Failed("claim", str(problem))
+                        return self._left_out(claim, number, visit, sent, entries, started)
+                    entries += account.up
+                    event = self._finished(number, client, account, entries)
                     return Reply(
                         client,
                         received,
@@ -164,31 +175,32 @@ class Conversations:
         list(Replies(self.run, self.expected, ctx, state, [reply], refused))
         return refused[reply.client.id].reason if refused else ""
 
-    def merge(
-        self, ctx: Ctx, state: Any, replies: Sequence[Reply]
-    ) -> tuple[Any, list[ClientFailed]]:
+    def merge(self, ctx: Ctx, state: Any, replies: Sequence[Reply], recent: Norms) -> Merged:
         """Merges the replies of a round.
 
-        A malformed reply costs its client the round, whether reading or merging it shows that; the
-        client then keeps the state it had.
+        A reply that is malformed or outside the limits costs its client the round, whether reading
+        or merging it shows that; the client then keeps the state it had.
+
+        Args:
+            ctx: Where the server stands.
+            state: Its state before the round.
+            replies: Of the round's clients.
+            recent: Norms of replies in recent rounds.
 
         Returns:
-            The server's next state, and the replies that were refused.
+            The server's next state, the replies that were refused, and the norms to remember.
         """
-        refused: dict[int, ClientFailed] = {}
-        while True:
-            reader = Replies(self.run, self.expected, ctx, state, replies, refused)
-            try:
-                merged = self.run.method.merge(ctx, state, iter(reader))
-                break
-            except WireError as problem:
-                if reader.last is None:
-                    raise
-                refused[reader.last.client.id] = refusal(reader.last, problem)
+        decoded: dict[int, Any] = {}
+
+        def read(some: Sequence[Reply], refused: dict[int, ClientFailed]) -> Replies:
+            return Replies(self.run, self.expected, ctx, state, some, refused, decoded)
+
+        merged = Merging(self.run, read, ctx, state, self.guard).merged(replies, recent)
+        refused = {event.client for event in merged.refused}
         for reply in replies:
             if reply.local is not None and reply.client.id not in refused:
                 self.store.put(reply.client.id, ctx.round, reply.local)
-        return merged, list(refused.values())
+        return merged
 
     def _rows(self, message: Written, record: Any, charged: float) -> list[Entry]:
         """The ledger's rows of what was sent down."""
@@ -233,7 +245,7 @@ class Conversations:
         client, command = visit.client, ""
         if failure.capsule is not None:
             folder = self.run.folder
-            replay.write(folder / "rounds", failure.capsule)
+            replay.write(folder / "rounds", failure.capsule, self.run.identity)
             where = shlex.quote(str(folder))
             command = f"gossamer replay {where} --round {number} --client {client.id}"
         if self.run.options.on_client_error == "stop":
@@ -241,6 +253,19 @@ class Conversations:
             error = ClientError(failure.stage, number, client.id, cause)
             error.replay = command
             raise error from failure.cause
+        return self._left_out(failure, number, visit, sent, entries, started)
+
+    @staticmethod
+    def _left_out(
+        failure: Failed,
+        number: int,
+        visit: Visit,
+        sent: Any,
+        entries: Sequence[Entry],
+        started: float,
+    ) -> Reply:
+        """The reply of a client that costs it the round."""
+        client = visit.client
         bits, _, paper = _total(entries, "down")
         event = ClientFailed(number, client.id, failure.stage, failure.reason, bits, paper)
         return Reply(client, sent, _since(started), failure=event, wasted=tuple(entries))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gossamer import fields
-from gossamer.core import Ctx, Ensemble, Examples, Params
+from gossamer.core import Client, Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
 from gossamer.engine.accuracies import histogram, worst_decile
 from gossamer.engine.events import Evaluated
@@ -112,6 +112,26 @@ def check_selection(options: Options, federation: Federation) -> None:
         )
 
 
+def evaluated_clients(run: Run) -> Sequence[Client]:
+    """Whose models are evaluated: everybody's, or those of a sample that is always the same."""
+    pool, most = run.federation.pool, run.options.eval_clients
+    if not most or len(pool) <= most:
+        return pool
+    chosen = run.key.fold("evaluation").numpy().choice(len(pool), most, replace=False)
+    return [pool[index] for index in sorted(chosen.tolist())]
+
+
+def sample_notice(run: Run) -> str:
+    """A sentence if personal figures are those of a sample; empty if they are not."""
+    options, count = run.options, len(run.federation.pool)
+    if not options.eval_every or not options.personal or not 0 < options.eval_clients < count:
+        return ""
+    return (
+        f"personal figures are those of a sample of {options.eval_clients:,} of {count:,} clients; "
+        "`eval_clients=0` evaluates all"
+    )
+
+
 class Evaluator:
     """Evaluates a run's models; a personal model that did not change keeps its figures.
 
@@ -132,6 +152,7 @@ class Evaluator:
         static = fields.value(run.method, "bn", "running") == "static"
         self._calibration = Calibration(run.federation, workers) if static else None
         self._remote_figures = remote_figures
+        self._pool = evaluated_clients(run)
         self._examples = _Examples(run.federation)
         self._known: dict[int, _Known] = {}
         self._settled = True
@@ -171,11 +192,11 @@ class Evaluator:
 
         `bare` is the global model as the method returns it, `shared` as it is evaluated.
         """
-        keeps = set(store.clients())
+        keeps = {client.id for client in self._pool}.intersection(store.clients())
         remote = self._remote_figures(ctx, state, sorted(keeps))
         by_client: dict[int, Figures] = {}
         pending = []
-        for client in self._federation.pool:
+        for client in self._pool:
             if remote is not None and client.id in keeps:
                 keeps.discard(client.id)
                 if client.id not in remote:
@@ -275,12 +296,12 @@ class _Examples:
         if client in self._kept:
             return self._kept[client]
         data = self._federation.client(client)
-        own = (_compact(data.test), _compact(data.valid))
+        own = (data.test, data.valid)
         size = sum(tensor.nbytes for each in own for tensor in (each.x, each.y))
         # Clients are visited in turn: dropping the oldest would drop what is needed next.
         if self._bytes + size <= MEMORY:
             self._bytes += size
-            self._kept[client] = own
+            self._kept[client] = own = (_compact(data.test), _compact(data.valid))
         return own
 
 
@@ -313,12 +334,8 @@ def _share(right: NDArray[np.bool_]) -> float | None:
 
 
 def _compact(examples: Examples) -> Examples:
-    """The same examples, without the rest of the storage that they may be views of."""
-    x, y = (
-        tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-        for tensor in (examples.x, examples.y)
-    )
-    return Examples(x, y)
+    """A copy: examples may be views of all data of a client, which a tensor does not tell."""
+    return Examples(examples.x.clone(), examples.y.clone())
 
 
 def _log_probabilities(task: Task, model: Model, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What happens in a run, as frozen records: the event log consists of them.
 
 A line of the log is one JSON object: `event` (its kind), the fields of the record, and `clock`
-(time of day and seconds spent). Without `clock`, equal runs have equal logs, byte for byte.
+(time of day and seconds spent, and a checksum over all lines so far). Without `clock`, equal runs
+have equal logs, byte for byte.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from gossamer.accounting import Entry
+from gossamer.engine.files import PRIVATE_FILE, Damaged, chained, follows, is_chained
 
 SCHEMA = 1
 """Version of the event log; readers accept this one and refuse newer ones."""
@@ -84,6 +86,15 @@ class ClientFailed:
 
 
 @dataclass(frozen=True)
+class StateLost:
+    """A client no longer has the state that it kept; it continues without it, or is sent it."""
+
+    round: int
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class RoundFinished:
     """A round is merged; costs are those of the run so far."""
 
@@ -101,6 +112,26 @@ class RoundFinished:
     flops: int
     device_seconds: float | None
     """So far; every round takes as long as its slowest client."""
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What clients have given away after a round, under `--dp`."""
+
+    round: int
+    epsilon: float | None
+    """Of the whole run so far; None without noise."""
+    delta: float
+    clip: float
+    """The largest norm of a client's change in this round."""
+    noise: float
+    """Standard deviation of the noise, as a multiple of the clip."""
+    sampling: str
+    """How clients come to take part: fixed, poisson, or local if sampling hides nobody."""
+    neighbours: str
+    """What the guarantee hides."""
+    releases: int
+    """Rounds that count; with local noise, the replies of the client with the most."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +161,7 @@ class ArithmeticChosen:
     reason: str
     """Why torch computes everything; empty if the kernels can run the model."""
     layers: Mapping[str, str]
-    """For every layer `torch`, `native sparse` or `native dense`."""
+    """For every layer `torch`, `native sparse`, `native dense` or `native tiles`."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +207,9 @@ Event: TypeAlias = (
     Started
     | ClientFinished
     | ClientFailed
+    | StateLost
     | RoundFinished
+    | PrivacySpent
     | Measured
     | ArithmeticChosen
     | Evaluated
@@ -245,14 +278,17 @@ class EventLog:
     path: Path
     position: int = 0
     """Where to continue; what follows it belongs to an unfinished round."""
+    chain: str = ""
+    """The checksum of the lines up to there."""
     _file: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._file = self.path.open("ab")
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._file = os.fdopen(os.open(self.path, how, PRIVATE_FILE), "ab")
         self._file.truncate(self.position)
 
     def emit(self, event: Event, clock: Clock) -> None:
-        data = line(event, clock).encode()
+        data, self.chain = chained(self.chain, line(event, clock).encode())
         self._file.write(data)
         self._file.flush()
         self.position += len(data)
@@ -265,12 +301,59 @@ class EventLog:
         self._file.close()
 
 
+class LogReader:
+    """The events of a log up to the first line that is damaged, each with its line number.
+
+    Logs of older versions have no checksums: only lines that are no JSON are found damaged.
+    """
+
+    def __init__(self, path: Path, marks: Collection[int] = ()) -> None:
+        self.path = path
+        self.problem = ""
+        """What is wrong with the first damaged line; empty if there is none."""
+        self.torn = False
+        """Whether the last line is incomplete, as after the end of a process."""
+        self.chained = False
+        """Whether lines have checksums."""
+        self.position = 0
+        """Bytes of the intact lines."""
+        self.seen: dict[int, str] = {}
+        """Checksums of the lines up to the positions in `marks`."""
+        self._marks = marks
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        chain = ""
+        if 0 in self._marks:
+            self.seen[0] = chain
+        with self.path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                if number == 1:
+                    self.chained = is_chained(data)
+                link = follows(chain, data) if self.chained else ""
+                try:
+                    event = json.loads(data)
+                except (ValueError, RecursionError):
+                    event = link = None
+                if link is None or not data.endswith(b"\n"):
+                    self.torn = not data.endswith(b"\n")
+                    if not self.torn:
+                        self.problem = f"line {number} of {self.path} is damaged"
+                    return
+                chain = link
+                self.position += len(data)
+                if self.position in self._marks:
+                    self.seen[self.position] = chain
+                yield number, event
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; an incomplete last line is left out."""
-    events = []
-    for text in path.read_bytes().splitlines():
-        try:
-            events.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+    """The events of a log; an incomplete last line is left out.
+
+    Raises:
+        Damaged: A line is damaged; the message says which.
+    """
+    reader = LogReader(path)
+    events = [event for _, event in reader]
+    if reader.problem:
+        raise Damaged(reader.problem)
     return events

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,28 @@ from typing import Any
 from gossamer import fields
 from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
-from gossamer.engine import checkpoint
+from gossamer.engine import checkpoint, resuming
 from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.client import Abandoned, ClientError, Stop, server_ctx
 from gossamer.engine.conversation import Conversations, Visit
-from gossamer.engine.evaluate import Evaluator, check_selection
-from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink
+from gossamer.engine.evaluate import Evaluator, check_selection, sample_notice
+from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
 from gossamer.engine.expected import Reply
+from gossamer.engine.files import notices, private_folder
 from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
 from gossamer.engine.options import Options
+from gossamer.engine.privacy import Guard, Spent
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
-from gossamer.engine.summary import UNKNOWN, Summary, best, run_started
+from gossamer.engine.summary import UNKNOWN, Summary, best, environment, privacy_of, run_started
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
+from gossamer.trust import aggregation
 from gossamer.wire import dump, fingerprint, load, record_types
 
 CHECKPOINT_OVERHEAD = 0.02
@@ -97,7 +100,8 @@ def start(
 
     Raises:
         ClientError: A client failed, and failures are not to be skipped.
-        checkpoint.Unusable: The folder cannot be continued.
+        checkpoint.Unusable: The folder is of another run, or is in use.
+        files.Damaged: Files of the run are damaged, and no older checkpoint helps.
     """
     _check(run)
     with ExitStack() as stack:
@@ -107,6 +111,7 @@ def start(
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
         _ = run.task.planned  # traced once, before threads share it
+        _ = run.rule, run.pool  # both are kept for all rounds
         workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
         loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))
@@ -140,6 +145,9 @@ def _check(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
+    aggregation.check(run.options.aggregate, run.method, run.name)
+    if run.mechanism is not None:
+        run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
 
 
 def _server_ctx(run: Run, number: int) -> Ctx:
@@ -174,21 +182,32 @@ class _Loop:
     # the run -----------------------------------------------------------------------------------
 
     def open(self, resume: bool) -> None:
-        """Begins a run, or continues it from the newest checkpoint."""
-        folder = self.run.folder
-        saved = checkpoint.newest(folder / "rounds") if resume else None
+        """Begins a run, or continues it from the newest checkpoint: lock, check, then roll back."""
+        folder, identity = self.run.folder, self.run.identity
+        checkpoint.ready(folder, 0)
+        self.resources.enter_context(checkpoint.held(folder))
+        replaceable = getattr(self.run.method, "resend", None) is not None
+        found = resuming.find(folder, identity, replaceable) if resume else resuming.Found()
+        saved = found.saved
         self.load(saved)
         checkpoint.ready(folder, 3 * len(dump(self.state)) + 2**20)
-        self.resources.enter_context(checkpoint.held(folder))
-        (folder / "rounds").mkdir(exist_ok=True)
-        self.store = Store(folder / "rounds", record_types(self.run.method))
-        self.store.rollback(self.progress.round if saved else -1)
-        if saved is not None:
-            checkpoint.check_states(saved, folder, len(self.store.clients()))
+        for text in (*found.notices, *found.lost.values(), sample_notice(self.run)):
+            if text:
+                notices.warning("%s", text)
+        self.beside = resuming.beside(folder)
+        private_folder(folder / "rounds")
+        self.store = Store(folder / "rounds", record_types(self.run.method), run=identity)
+        self.store.rollback(self.progress.round if saved else -1, saved.states if saved else {})
         log = folder / "events.jsonl"
         self.history = History.read(log, saved.events) if saved else History()
-        self.log = EventLog(log, saved.events if saved else 0)
-        self.conversations = Conversations(self.run, self.store, self.stop)
+        self.log = EventLog(log, *((saved.events, saved.chain) if saved else ()))
+        for client, reason in found.lost.items():
+            self.store.forget(client)
+            self.emit(StateLost(self.progress.round, client, reason))
+        spent = self.progress.privacy
+        self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
+        self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
+        self.pool = self.run.pool
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
@@ -204,7 +223,8 @@ class _Loop:
         if saved is None:
             self.state = self.run.method.init(self.server_ctx(0))
         else:
-            checkpoint.check_continues(saved, self.run.folder, self.run.identity)
+            for text in resuming.other_environment(saved, environment()):
+                notices.warning("%s", text)
             self.progress = saved.progress
             self.saved_round = saved.progress.round
             self.state = load(saved.server, record_types(self.run.method))
@@ -220,11 +240,11 @@ class _Loop:
             try:
                 self.round(self.progress.round + 1)
             except Abandoned:
-                self.store.rollback(self.progress.round)
+                self.rollback()
                 self.save()
                 return True
             except ClientError:
-                self.store.rollback(self.progress.round)
+                self.rollback()
                 self.save()
                 raise
             if self.due():
@@ -248,6 +268,7 @@ class _Loop:
             cost=progress.cost,
             device_seconds=progress.device_seconds,
             failed=progress.failed,
+            privacy=privacy_of(run, progress.privacy),
             seconds=self.seconds(),
             state_hash=state_hash,
             interrupted=interrupted,
@@ -265,10 +286,13 @@ class _Loop:
         failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
         for reply in replies:
+            if reply.lost:
+                self.emit(StateLost(number, reply.client.id, reply.lost))
             if reply.event is not None:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
+        self.account(number, [event.client for event in finished])
         timed = self.run.network is not None
         self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
         summary = round_finished(self.progress, finished, failures)
@@ -285,13 +309,17 @@ class _Loop:
         Returns:
             The replies in the order of client ids, and those that were refused.
         """
-        method, pool = self.run.method, self.run.federation.pool
-        cohort = sorted(method.cohort(ctx, self.state, pool), key=lambda client: client.id)
+        method, pool = self.run.method, self.pool
+        chosen = self.guard.cohort(ctx, pool) if self.guard else None
+        if chosen is None:
+            chosen = method.cohort(ctx, self.state, pool)
+        cohort = sorted(chosen, key=lambda client: client.id)
         visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
         replies = self.transport.hold(self.conversations, ctx, self.state, visits)
         replies.sort(key=lambda reply: reply.client.id)
-        self.state, refused = self.conversations.merge(ctx, self.state, replies)
-        return replies, refused
+        merged = self.conversations.merge(ctx, self.state, replies, self.progress.norms)
+        self.state, self.progress = merged.state, replace(self.progress, norms=merged.norms)
+        return replies, list(merged.refused)
 
     def visit(self, ctx: Ctx, client: Client, cohort: int) -> Visit:
         """What to send to a client; a paper may charge it for the clients that take no part."""
@@ -301,6 +329,12 @@ class _Loop:
         resend = getattr(method, "resend", None)
         again = partial(resend, ctx, self.state, client) if resend else None
         return Visit(client, method.down(ctx, self.state, client), charged, again)
+
+    def account(self, number: int, senders: Sequence[int]) -> None:
+        """Reports what a round has cost clients under differential privacy."""
+        if self.guard is not None:
+            self.emit(self.guard.account(number, senders))
+            self.progress = replace(self.progress, privacy=asdict(self.guard.spent))
 
     # reports and checkpoints -------------------------------------------------------------------
 
@@ -349,13 +383,20 @@ class _Loop:
             replace(self.progress, seconds=self.seconds()),
             dump(self.state),
             self.log.position,
-            len(self.store.clients()),
+            self.log.chain,
+            self.store.states(),
             self.run.identity,
+            self.beside,
+            environment(),
         )
         self.store.commit(checkpoint.save(self.run.folder / "rounds", saved, self.store.new()))
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - started
         self.saved_round = self.progress.round
+
+    def rollback(self) -> None:
+        """Drops what clients kept in a round that does not end."""
+        self.store.rollback(self.progress.round, self.store.states(self.progress.round))
 
     def state_hash(self) -> str:
         """A hash of the server's state and of every client's."""

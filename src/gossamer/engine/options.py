@@ -15,12 +15,19 @@ Select = Literal["test", "valid"]
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is executed and reported; no option changes what is trained."""
+    """How a run is executed, protected and reported.
+
+    `reply_limit`, `weight_cap` and `aggregate` protect it, and so can change what is trained: the
+    first two only where a reply or a claim is out of bounds. Other options never do.
+    """
 
     workers: int = option(0, "worker threads; 0: one per core", least=0)
     eval_every: int = option(1, "rounds between evaluations; 0: never", least=0)
     global_model: bool = option(True, "evaluate the global model on the server's test data")
     personal: bool = option(True, "evaluate every client's model on the client's own test data")
+    eval_clients: int = option(
+        10_000, "most clients in personal figures, a fixed sample of a larger pool; 0: all", least=0
+    )
     select: Select = option("test", "data on which the best round is selected")
     on_client_error: OnClientError = option("stop", "stop or skip when a client's training fails")
     flops_model: FlopsModel = option("passes", "how floating-point operations are counted")
@@ -30,4 +37,15 @@ class Options:
     network: str = option("", "simulated network: 4g, wifi, iot, or up=,down=,latency=,flops=")
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0: adaptive, at most 2 % overhead", least=0
+    )
+    reply_limit: float = option(
+        50.0, "refuse replies whose change exceeds this multiple of the usual norm; 0: off", least=0
+    )
+    weight_cap: float = option(
+        10.0,
+        "cap on a client's weight where nodes report sizes, in median sizes; 0: off",
+        least=0,
+    )
+    aggregate: str = option(
+        "mean", "mean, median, trimmed:SHARE, clipped:RADIUS, krum:FAULTY or geometric-median"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gossamer.core import AnyMethod, Key
 from gossamer.data.federation import Federation
-from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.client import Capsule, Trained, client_ctx, train
+from gossamer.engine.files import private_folder, seal, unseal, write_atomically
 from gossamer.engine.processor import one_torch_thread
 from gossamer.task import Task
 from gossamer.wire import dump, load, record_types
@@ -19,27 +19,35 @@ def path(rounds: Path, round: int, client: int) -> Path:
     return rounds / "failed" / f"round-{round}-client-{client}.bin"
 
 
-def write(rounds: Path, capsule: Capsule) -> None:
-    """Keeps a capsule beside the checkpoints."""
+def about(run: str, round: int, client: int) -> dict[str, str | int]:
+    """What the file of a capsule states; without `run`, of any run."""
+    place: dict[str, str | int] = {"kind": "capsule", "client": client, "round": round}
+    return {**place, "run": run} if run else place
+
+
+def write(rounds: Path, capsule: Capsule, run: str) -> None:
+    """Keeps a capsule beside the checkpoints of a run."""
     target = path(rounds, capsule.round, capsule.client)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, dump(capsule))
+    private_folder(target.parent)
+    sealed = seal(dump(capsule), about(run, capsule.round, capsule.client))
+    write_atomically(target, sealed, private=True)
 
 
-def read(rounds: Path, round: int, client: int, method: AnyMethod) -> Capsule:
-    """The capsule of a failed client.
+def read(rounds: Path, round: int, client: int, method: AnyMethod, run: str = "") -> Capsule:
+    """The capsule of a failed client, in the run with this identity if one is given.
 
     Raises:
         FileNotFoundError: The client did not fail in this round; the message lists who did.
+        Damaged: The file is damaged, or of another run, round or client.
     """
     target = path(rounds, round, client)
     if not target.exists():
         kept = sorted(file.stem for file in (rounds / "failed").glob("*.bin"))
         raise FileNotFoundError(
-            f"client {client} did not fail in round {round}; "
+            f"client {client} did not fail in round {round}, or {target} was removed; "
             f"failures kept: {', '.join(kept) or 'none'}"
         )
-    return unpack(target.read_bytes(), method)
+    return unpack(unseal(target, about(run, round, client)), method)
 
 
 def unpack(data: bytes, method: AnyMethod) -> Capsule:

@@ -36,7 +36,8 @@ def advanced(
     if timed:
         slowest = max((event.device_seconds or 0.0 for event in finished), default=0.0)
         devices = (progress.device_seconds or 0.0) + slowest
-    densities = [event.density for event in finished]
+    left_out = {failure.client for failure in failures}
+    densities = [event.density for event in finished if event.client not in left_out]
     return replace(
         progress,
         round=progress.round + 1,
@@ -72,7 +73,7 @@ def round_finished(
         clients=[event.client for event in finished if event.client not in failed],
         failed=failed,
         density=progress.density,
-        metrics=means([event.metrics for event in finished]),
+        metrics=means([event.metrics for event in finished if event.client not in failed]),
         up=total.up,
         down=total.down,
         information_up=total.information_up,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gossamer import fields
 from gossamer.accounting import Accounting, Network
-from gossamer.core import AnyMethod, Key, budgets_of
+from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
+from gossamer.merge import Rule
 from gossamer.task import Task
+from gossamer.trust import aggregation
+from gossamer.trust.limits import capped
+from gossamer.trust.mechanism import Mechanism
 from gossamer.wire import PLAIN, Mode, fingerprint
 
 
@@ -35,12 +40,18 @@ class Run:
     """Of the method, in events and reports; the name of its class unless given."""
     out: Path | None = None
     """The folder for events and checkpoints; None: a temporary one."""
+    dp: str = ""
+    """Differential privacy, as `--dp` writes it; empty: none."""
+    secret_noise: bool = False
+    """Whether noise and cohorts under `dp` come from the operating system, not from the key."""
     dry: bool = False
     """Whether clients skip their training steps; see `gossamer.accounting.dry_run`."""
     accounting: Accounting = field(init=False)
     """How the method's paper counts bits."""
     network: Network | None = field(init=False)
     """The network and device that times are computed for, if any."""
+    rule: Rule | None = field(init=False)
+    """How replies are averaged; None: by their mean."""
 
     def __post_init__(self) -> None:
         network = self.options.network
@@ -48,6 +59,7 @@ class Run:
             "name": self.name or type(self.method).__name__.lower(),
             "accounting": getattr(self.method, "accounting", Accounting()),
             "network": Network.parse(network) if network else None,
+            "rule": aggregation.parse(self.options.aggregate),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -77,6 +89,19 @@ class Run:
         return size if isinstance(size, int) else 64
 
     @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """The clipping and noise that `dp` asks for; a ValueError if the method cannot have it."""
+        if not self.dp:
+            return None
+        if len(self.budgets) > 1:
+            raise ValueError(
+                "`dp=`: clients with different `budgets=` send replies of different form, which "
+                "have no common sum; give all of them the same budget"
+            )
+        clients, pool = fields.value(self.method, "clients"), len(self.federation.pool)
+        return Mechanism.of(self.dp, self.method, clients, pool, self.rounds)
+
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, as the log and the command line show them."""
         return plain_settings(self.method)
@@ -89,8 +114,28 @@ class Run:
         parts = (self.name, self.settings, self.rounds, self.key.seed, data, shapes)
         selection = [] if self.options.select == "test" else [self.options.select]
         arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
-        text = json.dumps([*parts, str(self.wire), *selection, *arithmetic], default=str)
+        usual = Options()
+        names = ("reply_limit", "weight_cap", "aggregate")
+        changed = {name: getattr(self.options, name) for name in names}
+        changed = {n: value for n, value in changed.items() if value != getattr(usual, n)}
+        protection = [changed] if changed else []
+        private = [f"dp {self.dp}"] if self.dp else []
+        given = [str(self.wire), *selection, *arithmetic, *protection, *private]
+        text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
+
+    @cached_property
+    def pool(self) -> Sequence[Client]:
+        """The clients as methods see them: no claimed size is above the cap."""
+        pool = self.federation.pool
+        most = self.capped
+        return [replace(c, examples=most.get(c.id, c.examples)) for c in pool] if most else pool
+
+    @cached_property
+    def capped(self) -> dict[int, int]:
+        """The examples of clients whose claims are capped; empty where sizes are known."""
+        claimed = getattr(self.federation, "claimed", False)
+        return capped(self.federation.pool, self.options.weight_cap) if claimed else {}
 
     @cached_property
     def label(self) -> str:

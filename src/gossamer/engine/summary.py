@@ -62,6 +62,8 @@ class Summary:
     """Simulated time on `Options.network`, if one is given."""
     failed: int
     """Replies that were left out: of clients that failed, and replies that were refused."""
+    privacy: Mapping[str, Any] | None
+    """Epsilon, delta and how they came about, under `--dp`."""
     seconds: float
     state_hash: str
     interrupted: bool
@@ -135,6 +137,7 @@ class Summary:
             "flops": self.cost.flops,
             "device_seconds": self.device_seconds,
             "failed": self.failed,
+            "privacy": None if self.privacy is None else dict(self.privacy),
             "seconds": self.seconds,
             "state_hash": self.state_hash,
             "interrupted": self.interrupted,
@@ -197,9 +200,27 @@ def best(
     return accuracy
 
 
+def privacy_of(run: Run, spent: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The guarantee of a run so far, in figures and words; None without `--dp`."""
+    mechanism = run.mechanism
+    if mechanism is None:
+        return None
+    return {
+        "epsilon": spent["epsilon"] if spent else 0.0,
+        "delta": mechanism.spec.delta,
+        "noise": mechanism.accountant.noise,
+        "clip": spent["clip"] if spent else mechanism.spec.clip,
+        "sampling": mechanism.accountant.scheme,
+        "neighbours": mechanism.accountant.neighbours,
+        "releases": spent["releases"] if spent else 0,
+    }
+
+
 def run_started(run: Run) -> Started:
     """The first event of a run."""
-    layout = run.task.layout
+    layout, facts = run.task.layout, dict(run.federation.describe())
+    if run.capped:
+        facts["weighted as"] = {str(client): most for client, most in run.capped.items()}
     return Started(
         schema=SCHEMA,
         method=run.name,
@@ -207,7 +228,7 @@ def run_started(run: Run) -> Started:
         rounds=run.rounds,
         seed=run.key.seed,
         pool=len(run.federation.pool),
-        data=dict(run.federation.describe()),
+        data=facts,
         parameters=layout.count,
         prunable=layout.total("count", layout.prunable),
         environment=environment(),

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gossamer.engine.events import Clock, Evaluated, Event, Measured, RoundFinished, Sink, Started
+from gossamer.engine.events import (
+    Clock,
+    Evaluated,
+    Event,
+    Measured,
+    PrivacySpent,
+    RoundFinished,
+    Sink,
+    Started,
+)
 
 
 def scalars(event: Event) -> dict[str, float]:
@@ -20,6 +29,9 @@ def scalars(event: Event) -> dict[str, float]:
                 "density": event.density,
                 **{f"train/{name}": value for name, value in event.metrics.items()},
             }
+        case PrivacySpent():
+            spent = {"privacy/epsilon": event.epsilon, "privacy/clip": event.clip}
+            return {name: value for name, value in spent.items() if value is not None}
         case Measured():
             measured = {
                 # Not `density` alone: that is what clients declared, in the same round.

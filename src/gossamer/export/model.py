@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +22,15 @@ from gossamer.engine.checkpoint import Checkpoint
 from gossamer.engine.client import server_ctx
 from gossamer.engine.evaluate import density, is_global
 from gossamer.engine.events import CONFIG, PROJECT
+from gossamer.engine.files import Damaged, check_text
 from gossamer.engine.processor import cores
+from gossamer.engine.resuming import SIZES, check_beside
 from gossamer.engine.statistics import Calibration
 from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.flower.node_state import NodeState
 from gossamer.flower.remote_data import RemoteData
-from gossamer.flower.server import SIZES, set_up
+from gossamer.flower.server import read_sizes, set_up
 from gossamer.task import Task
 from gossamer.wire import load as decode
 from gossamer.wire import record_types
@@ -46,6 +47,8 @@ class Model:
     """Test data: the client's for a personal model, if available, otherwise the server's."""
     personal: bool = False
     """Whether it is the server's model although clients have models of their own."""
+    notices: tuple[str, ...] = ()
+    """Newer checkpoints that are damaged, so that this model is an older one."""
 
     @property
     def members(self) -> tuple[Params, ...]:
@@ -120,11 +123,15 @@ def take(
     path = folder / (PROJECT if networked else CONFIG)
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
+    check_text(path)
     config = read(path) if parts is None else common(tables(path))
     config = replace(config, experiment=replace(config.experiment, device="cpu"))
-    newest = checkpoint.newest(folder / "rounds")
+    newest, damaged = _newest(folder / "rounds")
     if newest is None:
+        if damaged:
+            raise Damaged(f"{folder} has no checkpoint that can be read: {'; '.join(damaged)}")
         raise FileNotFoundError(f"{folder} has no model yet: there is no whole checkpoint in it")
+    check_beside(newest, folder)
     remote = (folder / SIZES).exists()
     method, task, federation = parts or _built(config, folder, remote)
     experiment = config.experiment
@@ -133,8 +140,8 @@ def take(
         task, Key(experiment.seed), newest.progress.round, experiment.rounds, budgets_of(pool)
     )
     state = decode(newest.server, record_types(method))
-    store = Store(folder / "rounds", record_types(method))
-    store.look(newest.progress.round)
+    store = Store(folder / "rounds", record_types(method), run=newest.run)
+    store.look(newest.progress.round, newest.states)
     params = method.model(ctx, state, None)
     test, personal = federation.test, False
     if client is not None:
@@ -149,16 +156,25 @@ def take(
     elif not networked and (keep := store.clients()):
         personal = not is_global(method.model(ctx, state, store.get(keep[0])), params)
     params = _ready(ctx, method, federation, params, client, remote)
-    model = Model(task, params, {}, test, personal)
+    model = Model(task, params, {}, test, personal, damaged)
     facts = _facts(config, federation, newest, client) | {"density": round(model.density, 6)}
     return replace(model, facts=facts)
+
+
+def _newest(rounds: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest undamaged checkpoint, and what is wrong with those after it."""
+    damaged: list[str] = []
+    for each in checkpoint.candidates(rounds):
+        if isinstance(each, Checkpoint):
+            return each, tuple(damaged)
+        damaged.append(str(each))
+    return None, tuple(damaged)
 
 
 def _built(config: Config, folder: Path, remote: bool) -> tuple[AnyMethod, Task, Federation]:
     if not remote:
         return config.build()
-    sizes = dict(json.loads((folder / SIZES).read_bytes()))
-    setup = set_up(config, RemoteData.of(config).sized(sizes))
+    setup = set_up(config, RemoteData.of(config).sized(read_sizes(folder)))
     return setup.method, setup.task, setup.federation
 
 

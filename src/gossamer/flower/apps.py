@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,6 +36,8 @@ RECORD, HEAD, BODY = "gossamer", "head", "body"
 STYPE = "gossamer/1"
 STALLED = 75
 """Exit code of a client that outlived its round."""
+LOOK = 2.0
+"""Seconds between two looks at which nodes have been restarted."""
 SILENCE = 15.0
 """Seconds after which a node that has not answered is sent one more message."""
 
@@ -50,6 +52,8 @@ class Sent:
     node: int
     at: float
     until: float
+    started: str
+    """When the node's process had been started."""
 
 
 class GridCarrier:
@@ -58,7 +62,8 @@ class GridCarrier:
     A SuperNode answers every message that it receives. One that was cut off while it received a
     message, such as by the end of a server, answers that message too and is one behind from then
     on: it sends an answer only when the next message arrives. So a node that is silent for a while
-    is sent one more message.
+    is sent one more message. One that was killed and started again does not answer what it had
+    received before; the SuperLink knows when each was started, so that is not waited for.
     """
 
     def __init__(self, grid: Grid, now: Callable[[], float] = time.monotonic) -> None:
@@ -66,6 +71,7 @@ class GridCarrier:
         self._now = now
         self._open: dict[str, Sent] = {}
         self._nudged: dict[int, float] = {}
+        self._looked = -inf
 
     def nodes(self) -> list[int]:
         """The nodes that the SuperLink considers online."""
@@ -87,11 +93,12 @@ class GridCarrier:
             )
             for each in outgoing
         ]
+        started = self._started()
         accepted = {id for id in self._grid.push_messages(pushed) if id}
         ids = [message.metadata.message_id for message in pushed]
         now = self._now()
         self._open |= {
-            id: Sent(each.node, now, now + each.seconds)
+            id: Sent(each.node, now, now + each.seconds, started.get(each.node, ""))
             for id, each in zip(ids, outgoing, strict=True)
             if id in accepted
         }
@@ -105,10 +112,27 @@ class GridCarrier:
             received = [_incoming(message) for message in self._grid.pull_messages(list(ids))]
         except GARBAGE:  # from one of the nodes, so pull each answer on its own
             received = [incoming for id in ids for incoming in self._pull(id)]
+        received += self._lost(set(ids) - {incoming.id for incoming in received})
         for incoming in received:
             self._open.pop(incoming.id, None)
         self._nudge()
         return received
+
+    def _started(self) -> dict[int, str]:
+        """When the process of each node was started, by the clock of the SuperLink."""
+        return {each.node_id: each.last_activated_at for each in self._grid.get_nodes()}
+
+    def _lost(self, ids: Collection[str]) -> list[Incoming]:
+        """Messages whose nodes have been restarted since they were sent."""
+        sent = {id: self._open[id] for id in ids if id in self._open}
+        if not sent or self._now() - self._looked < LOOK:
+            return []
+        self._looked, started = self._now(), self._started()
+        return [
+            Incoming(id, None, "its node was restarted")
+            for id, each in sent.items()
+            if started.get(each.node, each.started) != each.started
+        ]
 
     def _nudge(self) -> None:
         """Sends one more message to every node that has been silent since its last."""

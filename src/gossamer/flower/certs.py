@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: a CA of its own, a server, and a key for every node.
+"""Certificates and keys of a federation: a CA, a server, its operator, and a key for every node.
 
 Nothing here replaces a CA that an organisation already has; any PEM files will do.
 """
@@ -16,10 +16,13 @@ from gossamer.wire import fingerprint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.x509 import Certificate, GeneralName
 
 CA, CA_KEY = "ca.crt", "ca.key"
 SERVER, SERVER_KEY = "server.pem", "server.key"
+OPERATOR, OPERATOR_PUBLIC = "operator", "operator.pub"
+"""The key that signs apps; only its public half belongs on the server and on nodes."""
 DAYS = 365
 HERE = ("127.0.0.1", "localhost")
 
@@ -30,12 +33,14 @@ def node_key(folder: Path, index: int) -> Path:
 
 
 def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = DAYS) -> list[Path]:
-    """Writes a CA, a server certificate for some hosts, and keys for nodes; keeps what is there.
+    """Writes a CA, a server certificate, and keys for the operator and nodes; keeps what is there.
 
     Only the owner can read what is secret. The certificate is also for the server's own machine.
     A folder that has a CA gets keys for more nodes; an error if its certificate lacks a host.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written: list[Path] = []
     if not (folder / CA).exists():
         written += _authority(folder, list(dict.fromkeys([*hosts, *HERE])), days)
@@ -44,9 +49,11 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = DAYS) -> li
             f"{folder / SERVER} is not for {', '.join(sorted(missing))}; make certificates in "
             "another folder, and give nodes the new ones"
         )
+    if not (folder / OPERATOR_PUBLIC).exists():
+        written += _key_pair(folder / OPERATOR, ed25519.Ed25519PrivateKey.generate())
     for index in range(nodes):
         if not node_key(folder, index).exists():
-            written += _node(node_key(folder, index))
+            written += _key_pair(node_key(folder, index), ec.generate_private_key(ec.SECP384R1()))
     return written
 
 
@@ -128,11 +135,10 @@ def _authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
     return [folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY)]
 
 
-def _node(path: Path) -> list[Path]:
-    from cryptography.hazmat.primitives.asymmetric import ec
+def _key_pair(path: Path, key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> list[Path]:
+    """Writes a private key, and the public one beside it."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    key = ec.generate_private_key(ec.SECP384R1())
     public = path.with_name(path.name + ".pub")
     encoded = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     public.write_bytes(encoded + b"\n")
@@ -149,7 +155,7 @@ def _name(host: str) -> GeneralName:
         return x509.DNSName(host)
 
 
-def _pem(key: EllipticCurvePrivateKey, openssh: bool = False) -> bytes:
+def _pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey, openssh: bool = False) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     form = PrivateFormat.OpenSSH if openssh else PrivateFormat.PKCS8

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,14 @@ Nor does Ray hide accelerators from actors that asked for none, as it will not i
 
 @dataclass(frozen=True)
 class Link:
-    """The address of a SuperLink, and its certificates."""
+    """The address at which nodes reach a server, and its certificates."""
 
     host: str
     port: int
     certificates: Path | None
     """A folder made by `gossamer flower certs`; None is no encryption and no authentication."""
+    inner: int = 0
+    """At the server: the port of the SuperLink itself, on 127.0.0.1, behind the front."""
 
     @property
     def address(self) -> str:
@@ -74,7 +76,7 @@ def configuration(link: Link) -> str:
             f'default = "{CONNECTION}"',
             "",
             f"[superlink.{CONNECTION}]",
-            f'address = "{link.near}:{link.port}"',
+            f'address = "127.0.0.1:{link.inner}"',
             *lines,
             "",
         ]
@@ -82,8 +84,8 @@ def configuration(link: Link) -> str:
 
 
 def superlink(link: Link, database: Path) -> list[str]:
-    """Starts a SuperLink whose nodes and keys survive it."""
-    command = [_program("flower-superlink"), "--host", link.host, "--port", str(link.port)]
+    """Starts a SuperLink that only this machine reaches; its nodes and keys survive it."""
+    command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(link.inner)]
     command += ["--database", str(database.resolve())]
     command.append("--disable-runtime-dependency-installation")
     if link.certificates is None:
@@ -107,36 +109,51 @@ def register(public: Path) -> list[str]:
     return [_program("flwr"), "supernode", "register", key, CONNECTION, "--name", public.stem]
 
 
-def supernode(
-    link: Link,
-    index: int,
-    count: int,
-    states: Path,
-    port: int,
-    wait: float = 60.0,
-    worker: Path | None = None,
-    data: str = "",
-) -> list[str]:
-    """Starts a node for its share of the clients.
+@dataclass(frozen=True)
+class Member:
+    """A node: its share of the clients, and what is its own."""
+
+    index: int
+    count: int
+    """The number of nodes."""
+    states: Path
+    """The folder for what clients keep."""
+    port: int
+    """The node's own, for its client processes."""
+    wait: float = 60.0
+    """Seconds without the server after which the node ends."""
+    worker: Path | None = None
+    """The socket of a warm worker."""
+    data: str = ""
+    """What the node's client trains on, where data are at the nodes only."""
+    trusted: Path | None = None
+    """A file with the keys whose apps the node runs; None: it runs any."""
+
+    def config(self) -> str:
+        """Flower's node-config."""
+        config = f"partition-id={self.index} num-partitions={self.count} "
+        config += f'state-dir="{self.states.resolve()}"'
+        if self.worker is not None:
+            config += f' warm-worker="{self.worker}"'
+        return config + (f' data="{self.data}"' if self.data else "")
+
+
+def supernode(link: Link, member: Member, hashes: Sequence[str] = ()) -> list[str]:
+    """Starts a node.
 
     Args:
-        link: The SuperLink.
-        index: The node's number.
-        count: The number of nodes.
-        states: The folder for what clients keep.
-        port: The node's own, for its client processes.
-        wait: Seconds without the SuperLink after which the node ends.
-        worker: The socket of a warm worker.
-        data: What the node's client trains on, where data are at the nodes only.
+        link: Where the server is.
+        member: The node.
+        hashes: Of the files that the node runs besides Gossamer's own; none: it does not ask.
     """
-    config = f'partition-id={index} num-partitions={count} state-dir="{states.resolve()}"'
-    if worker is not None:
-        config += f' warm-worker="{worker}"'
-    if data:
-        config += f' data="{data}"'
-    command = [_program("flower-supernode"), "--superlink", link.address]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", config]
-    command += ["--max-wait-time", f"{wait:g}"]
+    program = [_program("flower-supernode")]
+    if hashes:
+        program = [sys.executable, "-m", "gossamer.flower.trust", ",".join(hashes)]
+    command = [*program, "--superlink", link.address, "--host", "127.0.0.1"]
+    command += ["--port", str(member.port), "--node-config", member.config()]
+    command += ["--max-wait-time", f"{member.wait:g}"]
+    if member.trusted is not None:
+        command += ["--trusted-entities", str(member.trusted)]
     if link.certificates is None:
         return [*command, "--insecure"]
     folder = link.certificates.resolve()
@@ -145,19 +162,27 @@ def supernode(
         "--root-certificates",
         str(folder / certs.CA),
         "--auth-supernode-private-key",
-        str(certs.node_key(folder, index)),
+        str(certs.node_key(folder, member.index)),
     ]
 
 
-def run(project: Path, nodes: int = 0) -> list[str]:
+def build(project: Path) -> list[str]:
+    """Packs a project into a file in the working folder."""
+    return [_program("flwr"), "build", "--app", str(project.resolve())]
+
+
+def run(project: Path, nodes: int = 0, out: Path | None = None) -> list[str]:
     """Submits a project and follows its log.
 
     Args:
         project: The project's folder.
         nodes: Number of nodes with own keys; 0: keys are not checked.
+        out: The folder of the run; None: that which the project names.
     """
     command = [_program("flwr"), "run", str(project.resolve()), CONNECTION, "--stream"]
-    return [*command, "--run-config", f"nodes={nodes}"] if nodes else command
+    settings = [f"nodes={nodes}"] if nodes else []
+    settings += [f"out={json.dumps(str(out.resolve()))}"] if out else []
+    return [*command, "--run-config", " ".join(settings)] if settings else command
 
 
 def _program(name: str) -> str:

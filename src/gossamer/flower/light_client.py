@@ -57,7 +57,7 @@ def whole(message: Message, context: Context) -> Message:
     from gossamer.flower.apps import client_app
     from gossamer.flower.server import at_node
 
-    client = client_app(lambda: at_node(read(CONFIG), context.node_config))
+    client = client_app(lambda: at_node(read(CONFIG, shipped=True), context.node_config))
     reply: Message = client(message, context)
     return reply
 

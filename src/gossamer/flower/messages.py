@@ -80,6 +80,17 @@ def register(seconds: float) -> Message:
     return Message({"kind": "register", "seconds": seconds})
 
 
+def notice(text: str, over: bool, seconds: float) -> Message:
+    """Tells a node something that its owner should read.
+
+    Args:
+        text: A sentence.
+        over: Whether it says that the run has ended.
+        seconds: How long it is of use.
+    """
+    return Message({"kind": "notice", "text": text, "over": over, "seconds": seconds})
+
+
 def train(request: Request, run: str, kept: str, explain: bool, seconds: float) -> Message:
     """Asks a client to train.
 
@@ -151,6 +162,11 @@ def registered(info: NodeInfo) -> Message:
     return Message({"kind": "registered", "clients": listed, "agreement": info.agreement})
 
 
+def noticed() -> Message:
+    """Confirms a notice."""
+    return Message({"kind": "noticed"})
+
+
 def explain() -> Message:
     """Asks for the schema of the message received."""
     return Message({"kind": "explain"})
@@ -209,10 +225,10 @@ def read_registered(message: Message) -> NodeInfo:
             clients = {}
             for pair in listed:
                 match pair:
-                    case [int(client), int(examples)] if client >= 0 <= examples < LARGEST:
+                    case [client, examples] if _is_count(client) and _is_count(examples):
                         clients[client] = examples
                     case _:
-                        raise WireError(f"a node cannot host {pair!r}")
+                        raise WireError(f"a node cannot host {str(pair)[:80]}")
             return NodeInfo(clients, agreement)
     raise WireError("the answer is not a registration")
 
@@ -232,6 +248,21 @@ def read_answer(message: Message, run: str, request: Request) -> Answer:
         case {"kind": "done"}:
             return _read_done(message)
     raise WireError("the answer is of no known kind")
+
+
+def lost_state(message: Message, kept: str) -> str:
+    """Why a client that trained did not begin with what it had kept; empty if it did.
+
+    Args:
+        message: The client's answer.
+        kept: The fingerprint of what it had kept; empty: nothing.
+    """
+    began = message.head.get("began") or ""
+    if message.kind != "done" or began == kept:
+        return ""
+    if began:
+        return "the client began with a state that the server does not know of"
+    return "the state is missing or damaged at the client's node"
 
 
 def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures | None]:
@@ -304,8 +335,12 @@ def _is_metric(value: object) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < LARGEST)
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < LARGEST:
+    if type(value) is not int or not _is_count(value):
         raise WireError(f"{str(value)[:80]} is not a count")
     return value
 

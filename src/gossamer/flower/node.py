@@ -22,20 +22,38 @@ from gossamer.engine.evaluate import Evaluator, Figures
 from gossamer.engine.processor import one_torch_thread
 from gossamer.engine.run_record import Run
 from gossamer.engine.workers import Workers
-from gossamer.flower import messages
+from gossamer.flower import journal, messages
 from gossamer.flower.messages import Message, NodeInfo
 from gossamer.flower.node_state import NodeState
 from gossamer.flower.remote_data import NodeData, RemoteData
 from gossamer.wire import HEADER, Schema, WireError, fingerprint, load, record_types
+
+LONGEST_NOTICE = 1000
+"""Characters of what a server may say to a node's owner."""
+SHOWN = 3
+"""Metrics of a client that its node shows."""
 
 
 def agreement(run: Run) -> str:
     """A hash of everything that server and node must agree on to compute the same bits."""
     shapes = {name: leaf.shape for name, leaf in run.task.layout.leaves.items()}
     counted = (run.options.flops_model, run.options.ledger, run.options.select)
-    parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire))
+    parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire), run.dp)
     at_nodes = isinstance(run.federation, RemoteData | NodeData)
     return fingerprint(json.dumps([*parts, *counted, shapes, at_nodes], default=str).encode())
+
+
+def _told(number: int, client: int, answer: Answer) -> str:
+    """What a client did in a round, in one line."""
+    match answer:
+        case Completed(account=account):
+            figures = [f"{name} {value:.4g}" for name, value in sorted(account.metrics.items())]
+            did = f"trained on {account.examples} examples"
+            return f"round {number}: client {client} " + ", ".join([did, *figures[:SHOWN]])
+        case MissingState():
+            return f"round {number}: client {client} lacks {answer.what}, and asked for it"
+        case Failed():
+            return f"round {number}: client {client} failed in {answer.stage}: {answer.reason}"
 
 
 class Node:
@@ -64,6 +82,13 @@ class Node:
                     return self._train(message)
                 case "evaluate":
                     return self._evaluate(message)
+                case "notice":
+                    journal.note(
+                        self._folder,
+                        messages.plain(str(message.head.get("text", ""))[:LONGEST_NOTICE]),
+                        over=bool(message.head.get("over")),
+                    )
+                    return messages.noticed()
         raise WireError(f"a node cannot answer a message of the kind {message.kind[:80]!r}")
 
     def _register(self) -> Message:
@@ -83,16 +108,18 @@ class Node:
         began = str(head["kept"]) if state is not None else ""
         request = Request(number, client, schema, message.body)
         answer = self._participant.answer(self._task, request, lambda: self._loaded(state))
-        return messages.answered(message, self._kept(run, client, answer, began), began)
+        journal.note(self._folder, _told(number, client, answer))
+        return messages.answered(message, self._kept(run, request, answer, began), began)
 
-    def _kept(self, run: str, client: int, answer: Answer, began: str) -> Answer:
+    def _kept(self, run: str, request: Request, answer: Answer, began: str) -> Answer:
         """The answer as it leaves the node: with fingerprints in place of states."""
         match answer:
             case Completed() if answer.kept is not None:
-                name = self._state.put(run, client, answer.kept, began)
+                place = (run, request.client, request.round)
+                name = self._state.put(*place, answer.kept, began)
                 return replace(answer, kept=name.encode())
             case Failed(capsule=capsule) | MissingState(failure=Failed(capsule=capsule)) if capsule:
-                replay.write(self._folder / run, capsule)
+                replay.write(self._folder / run, capsule, run)
         return answer
 
     def _evaluate(self, message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""A project that `flwr run` accepts: the configuration of a run, and two small apps."""
+"""A project that `flwr run` accepts: the configuration of a run, two small apps, and own files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from gossamer import fields
-from gossamer.config import Config
+from gossamer.config import Config, absolute, absolute_paths
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
 from gossamer.flower.server_transport import Patience
@@ -15,6 +15,7 @@ from gossamer.flower.server_transport import Patience
 PACKAGE = "gossamer_app"
 FLOWER = "1.41.0"
 """The version of Flower that projects are written for."""
+COMPONENTS = {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"}
 LONGEST = 32
 """Characters that Flower allows in the name of a project."""
 
@@ -26,8 +27,8 @@ from gossamer.config import read
 from gossamer.flower.apps import server_app
 from gossamer.flower.server import {function}
 
-CONFIG = Path(__file__).with_name("config.toml")
-app = server_app(lambda: {function}(read(CONFIG)), text=CONFIG.read_text(encoding="utf-8"))
+CONFIG = read(Path(__file__).with_name("config.toml"), shipped=True)
+app = server_app(lambda: {function}(CONFIG), text=CONFIG.toml())
 '''
 
 _PROJECT = """[build-system]
@@ -51,12 +52,14 @@ fab-include = ["/LICENSE", "/{package}/*.py", "/{package}/*.toml"]
 flwr-version-target = "{flower}"
 
 [tool.flwr.app.components]
-serverapp = "{package}.server:app"
-clientapp = "{package}.client:app"
+{components}
 
 [tool.flwr.app.config]
 {settings}
 """
+
+OWN = "own_"
+"""What the names of the operator's own files begin with, inside the app."""
 
 _IGNORED = """# What a server keeps here is nothing for nodes, nor for a repository.
 /.flower/
@@ -75,6 +78,8 @@ def write(
 ) -> list[Path]:
     """Writes a project; an existing one is never overwritten.
 
+    A method or model of the operator's own becomes part of the app, so that nodes have it too.
+
     Args:
         folder: The project's folder.
         config: The run's configuration.
@@ -92,6 +97,7 @@ def write(
         raise FileExistsError(f"{folder} already holds a project; choose another folder")
     method = config.method.rpartition(":")[2]
     name = re.sub(r"[^a-z0-9]+", "-", f"gossamer-{method}".lower())[:LONGEST].strip("-")
+    settings_text, shipped = _shipped(config)
     settings = {"out": str(out.resolve())}
     settings |= {fields.flag(item.name): item.default for item in fields.settings(patience)}
     files = {
@@ -100,18 +106,44 @@ def write(
             method=method,
             package=PACKAGE,
             flower=FLOWER,
+            components="\n".join(f'{name} = "{place}"' for name, place in COMPONENTS.items()),
             settings="\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
         ),
         "LICENSE": _LICENSE,
         ".gitignore": _IGNORED,
-        f"{PACKAGE}/__init__.py": '"""Gossamer on Flower."""\n',
-        f"{PACKAGE}/server.py": _SERVER.format(function="at_server" if own else "set_up"),
-        f"{PACKAGE}/client.py": Path(__file__)
-        .with_name("light_client.py")
-        .read_text(encoding="utf-8"),
-        f"{PACKAGE}/{CONFIG}": config.toml(),
+        **{f"{PACKAGE}/{name}": texts[-1 if own else 0] for name, texts in generated().items()},
+        f"{PACKAGE}/{CONFIG}": settings_text,
+        **{f"{PACKAGE}/{name}": content for name, content in shipped.items()},
     }
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         write_atomically(folder / path, text.encode())
     return [folder / path for path in files]
+
+
+def generated() -> dict[str, list[str]]:
+    """The Python files of an app that are Gossamer's, by name: all texts that each can have."""
+    client = Path(__file__).with_name("light_client.py").read_text(encoding="utf-8")
+    return {
+        "__init__.py": ['"""Gossamer on Flower."""\n'],
+        "server.py": [_SERVER.format(function=name) for name in ("set_up", "at_server")],
+        "client.py": [client],
+    }
+
+
+def own_files(folder: Path) -> list[Path]:
+    """The files of the operator's own in a project."""
+    return sorted((folder / PACKAGE).glob(f"{OWN}*.py"))
+
+
+def _shipped(config: Config) -> tuple[str, dict[str, str]]:
+    """The configuration with the names that own files have in the app, and these files."""
+    text, files = config.toml(), dict[str, str]()
+    references = (absolute(config.method), absolute_paths(config.experiment).model)
+    places = [reference.partition(":")[0] for reference in references if ":" in reference]
+    for place in dict.fromkeys(place for place in places if place.endswith(".py")):
+        name = f"{OWN}{len(files)}_{Path(place).name}"
+        files[name] = Path(place).read_text(encoding="utf-8")
+        quoted = json.dumps(place, ensure_ascii=False)[:-1]
+        text = text.replace(f"{quoted}:", f'"{name}:')
+    return text, files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gossamer.core import Client
@@ -56,7 +56,19 @@ class Registry:
         """Why a client cannot be reached."""
         return self._refused.get(client, f"no connected node hosts client {client}")
 
-    def enter(self, node: int, answer: Incoming, name: str = "", nodes: int = 0) -> None:
+    def absence(self, present: Collection[int]) -> str:
+        """Who is not there: clients of refused nodes with the reasons, and those who never came."""
+        missing = sorted(self.pool.keys() - present)
+        refused = {id: self._refused[id] for id in missing if id in self._refused}
+        parts = [
+            f"clients {_listed([id for id in refused if refused[id] == reason])}: {reason}"
+            for reason in dict.fromkeys(refused.values())
+        ]
+        if gone := [id for id in missing if id not in refused]:
+            parts.append(f"missing: {_listed(gone)}; start their nodes")
+        return "; ".join(parts)
+
+    def enter(self, node: int, answer: Incoming, name: str = "", nodes: int = 0) -> str:
         """Registers a node by its answer; one that did not answer will be asked again.
 
         Args:
@@ -65,16 +77,20 @@ class Registry:
             name: The name under which its key is registered.
             nodes: Number of nodes with keys: `node-2` may host clients 2, 2 + nodes and so on, and
                 no others. 0: not checked.
+
+        Returns:
+            Why the node is refused; empty if it is not.
         """
+        who = name or f"node {node}"
         if answer.message is None:
-            log.warning("node %d did not register: %s", node, answer.reason)
-            return
+            log.warning("%s did not register: %s", who, answer.reason)
+            return ""
         try:
             info = messages.read_registered(answer.message)
         except WireError as problem:
-            log.warning("node %d is refused: %s", node, problem)
+            log.warning("%s is refused: %s", who, problem)
             self._clients[node] = frozenset()
-            return
+            return str(problem)
         reason = _mismatch(info.clients, name, nodes)
         if info.agreement != self.agreement:
             reason = (
@@ -84,22 +100,30 @@ class Registry:
         for client, examples in info.clients.items():
             if client not in self.pool:
                 reason = reason or f"the federation has no client {client}"
+            elif not examples:
+                reason = reason or f"client {client} has no examples to train on"
             elif examples != (wanted := self._wanted(client, examples)):
                 reason = reason or f"client {client} has {examples} examples, not {wanted}"
         if reason:
-            log.warning("node %d is refused: %s", node, reason)
-            self._refused |= dict.fromkeys(info.clients, f"node {node} is refused: {reason}")
+            log.warning("%s is refused: %s", who, reason)
+            self._refused |= dict.fromkeys(info.clients, f"{who} is refused: {reason}")
             self._clients[node] = frozenset()
-            return
+            return reason
         self._clients[node] = frozenset(info.clients)
         self.sizes |= info.clients
         for client in info.clients:
             self._refused.pop(client, None)
-        log.info("node %d hosts clients %s", node, sorted(info.clients))
+        log.info("%s hosts clients %s", who, _listed(sorted(info.clients)))
+        return ""
 
     def _wanted(self, client: int, reported: int) -> int:
         """How many examples a client should have, given what its node reported."""
         return self.sizes.get(client, reported) if self.open else self.pool[client].examples
+
+
+def _listed(clients: Sequence[int]) -> str:
+    """Clients by their numbers, the first ten of them."""
+    return ", ".join(map(str, clients[:10])) + ", ..." * (len(clients) > 10)
 
 
 def _mismatch(clients: Iterable[int], name: str, nodes: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class RemoteData:
     own: Whole
     """The server's data."""
     pool: Sequence[Client]
+    claimed: ClassVar[bool] = True
+    """Sizes are what nodes say: the engine caps the weights that follow from them."""
 
     @classmethod
     def of(cls, config: Config) -> RemoteData:
@@ -124,6 +127,6 @@ def alone(config: Config, name: str) -> Whole:
     """A data set that is not divided."""
     experiment = replace(config.experiment, data=name, partition="iid", pool=1, budgets="")
     made = replace(config, experiment=experiment).build_federation()
-    if not isinstance(made, Whole):
-        raise ValueError(f"{name} makes a federation; nodes need one data set each")
-    return made
+    if isinstance(made, Whole):
+        return made
+    raise ValueError(f"{name} makes a federation; nodes need one data set each")

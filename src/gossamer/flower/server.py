@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,23 @@ from gossamer import engine
 from gossamer.config import Config, enough
 from gossamer.core import Key
 from gossamer.engine import Run, Stop, Summary, checkpoint
-from gossamer.engine.checkpoint import write_atomically
+from gossamer.engine.client import one_line
 from gossamer.engine.events import PROJECT, Sink
+from gossamer.engine.files import (
+    private_folder,
+    seal_json,
+    seal_text,
+    unseal_json,
+    write_atomically,
+)
+from gossamer.engine.resuming import SIZES
 from gossamer.flower.carrier import Carrier
+from gossamer.flower.journal import noted
 from gossamer.flower.node import agreement
 from gossamer.flower.registration import Registry
 from gossamer.flower.remote_data import NodeData, RemoteData, alone
-from gossamer.flower.server_transport import Patience, ServerTransport
+from gossamer.flower.server_transport import Patience, ServerTransport, log
 from gossamer.wire import Mode
-
-SIZES = "sizes.json"
-"""Examples by client, as nodes reported them at the start, where only they know."""
 
 
 def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
@@ -49,6 +55,7 @@ def set_up(config: Config, seen: RemoteData | NodeData | None = None) -> Run:
         options=config.options,
         wire=Mode.parse(experiment.wire),
         name=config.method.rpartition(":")[2],
+        dp=experiment.dp,
     )
 
 
@@ -59,9 +66,10 @@ def at_server(config: Config) -> Run:
 
 def at_node(config: Config, node: Mapping[str, Any]) -> Run:
     """The run as a node needs it, with data of its own if its configuration names some."""
-    if "data" not in node:
-        return set_up(config)
-    return set_up(config, NodeData(alone(config, str(node["data"])), int(node["partition-id"])))
+    seen = None
+    if "data" in node:
+        seen = NodeData(alone(config, str(node["data"])), int(node["partition-id"]))
+    return replace(set_up(config, seen), secret_noise=True)
 
 
 def serve(
@@ -91,31 +99,57 @@ def serve(
     """
     out = run.folder
     remote = run.federation if isinstance(run.federation, RemoteData) else None
-    sizes = _read_sizes(out) if remote else {}
+    sizes = read_sizes(out) if remote else {}
     if remote and sizes:
         run = replace(run, federation=remote.sized(sizes))
     registry = Registry.of(run.federation.pool, agreement(run), bool(remote and not sizes))
     transport = ServerTransport(carrier, registry, patience, now, rest)
-    transport.gather()
-    if remote and not sizes:
-        run = replace(run, federation=remote.sized(registry.sizes))
-        _keep(out / SIZES, json.dumps(sorted(registry.sizes.items())))
-    if text:
-        _keep(out / PROJECT, text)
-    options = replace(run.options, on_client_error="skip", checkpoint_every=1)
-    return engine.start(
-        replace(run, options=options),
-        sinks=sinks,
-        stop=stop,
-        resume=checkpoint.newest(out / "rounds") is not None,
-        transport=transport,
-    )
+    with noted(log, out), _reported(transport):
+        transport.gather()
+        private_folder(out)
+        with checkpoint.held(out):
+            if remote and not sizes:
+                run = replace(run, federation=remote.sized(registry.sizes))
+                listed = {"sizes": sorted(registry.sizes.items())}
+                write_atomically(out / SIZES, seal_json(listed), private=True)
+            if text:
+                write_atomically(out / PROJECT, seal_text(text).encode(), private=True)
+        options = replace(run.options, on_client_error="skip", checkpoint_every=1)
+        summary = engine.start(
+            replace(run, options=options, secret_noise=True),
+            sinks=sinks,
+            stop=stop,
+            resume=True,
+            transport=transport,
+        )
+        transport.farewell(_ending(summary))
+    return summary
 
 
-def _keep(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+@contextmanager
+def _reported(transport: ServerTransport) -> Iterator[None]:
+    """Logs why a run stops, and tells the nodes."""
+    try:
+        yield
+    except Exception as problem:
+        log.error("the run stops: %s", one_line(problem))
+        transport.farewell("the server stopped the run with an error; its operator knows more")
+        raise
 
 
-def _read_sizes(out: Path) -> dict[int, int]:
-    return dict(json.loads((out / SIZES).read_bytes())) if (out / SIZES).exists() else {}
+def _ending(summary: Summary) -> str:
+    """How a run ended, for the owners of nodes."""
+    if summary.interrupted:
+        return f"the run was interrupted after round {summary.rounds}; it can be resumed"
+    known = {"accuracy": summary.accuracy["global"], "personal": summary.accuracy["personal_mean"]}
+    figures = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
+    return ", ".join([f"the run has finished after {summary.rounds} rounds", *figures])
+
+
+def read_sizes(out: Path) -> dict[int, int]:
+    """Examples by client, as nodes reported them at the start, where only they know.
+
+    Raises:
+        Damaged: The file is damaged.
+    """
+    return dict(unseal_json(out / SIZES)["sizes"]) if (out / SIZES).exists() else {}

@@ -7,11 +7,10 @@ same as in a simulation.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gossamer.accounting import Entry
@@ -20,9 +19,11 @@ from gossamer.engine.client import Abandoned, ClientError, Failed, Request
 from gossamer.engine.conversation import Conversation, Conversations, Visit
 from gossamer.engine.evaluate import Figures
 from gossamer.engine.expected import Reply
+from gossamer.engine.files import append
 from gossamer.fields import option
 from gossamer.flower import messages
 from gossamer.flower.carrier import Carrier, Incoming, Outgoing
+from gossamer.flower.journal import EVENT
 from gossamer.flower.messages import Message
 from gossamer.flower.registration import Registry
 from gossamer.wire import HEADER, WireError, dump
@@ -33,6 +34,8 @@ SLOWEST = 0.5
 """Longest time between two polls, in seconds."""
 REGISTRATION = 60.0
 """Seconds in which a new node must register during a run."""
+FAREWELL = 10.0
+"""Seconds in which nodes must confirm a notice; an idle one polls every three."""
 AGAIN = 30.0
 """Seconds after which a refused node is asked to register again."""
 
@@ -87,6 +90,7 @@ class ServerTransport:
     now: Callable[[], float] = time.monotonic
     rest: Callable[[float], None] = time.sleep
     _asked: dict[int, float] = field(default_factory=dict)  # when nodes were asked to register
+    _told: dict[int, str] = field(default_factory=dict)  # why nodes were refused
     _explained: set[tuple[int, bytes]] = field(default_factory=set)
     """Nodes that know a schema, by the hash in the header."""
     _traffic: Traffic = field(default_factory=Traffic)
@@ -97,7 +101,7 @@ class ServerTransport:
         """Waits for clients before the first round.
 
         Raises:
-            TimeoutError: Too few came; the message names those that are missing.
+            TimeoutError: Too few came; the message says who was refused and who is missing.
         """
         until = self.now() + self.patience.gather
         wanted = self.patience.min_present
@@ -113,11 +117,9 @@ class ServerTransport:
                 return
             if self.now() >= until:
                 present = self.registry.present(self.carrier.nodes())
-                missing = sorted(self.registry.pool.keys() - present)
-                listed = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
                 raise TimeoutError(
                     f"{len(present)} of {wanted} clients came within {self.patience.gather:g} s; "
-                    f"missing: {listed}; start their nodes, or use --gather or --min-present"
+                    f"{self.registry.absence(present)}; mend that, or use --gather or --min-present"
                 )
             self.rest(max(self.patience.poll, SLOWEST))
 
@@ -140,7 +142,21 @@ class ServerTransport:
         ]
         names = self.carrier.names() if unknown and self.patience.nodes else {}
         for sent, incoming in self._exchange(outgoing, until, enough):
-            self.registry.enter(sent.node, incoming, names.get(sent.node, ""), self.patience.nodes)
+            name = names.get(sent.node, "")
+            reason = self.registry.enter(sent.node, incoming, name, self.patience.nodes)
+            if reason and self._told.get(sent.node) != reason:
+                self._told[sent.node] = reason
+                text = f"the server refuses this node: {reason}"
+                self.carrier.send([self._notice(sent.node, text, over=False)])
+
+    def farewell(self, text: str) -> None:
+        """Tells all nodes how the run has ended; those that do not listen are not waited for."""
+        outgoing = [self._notice(node, text, over=True) for node in self.carrier.nodes()]
+        for _ in self._exchange(outgoing, self.now() + FAREWELL):
+            pass
+
+    def _notice(self, node: int, text: str, over: bool) -> Outgoing:
+        return Outgoing(node, "query", messages.notice(text, over, FAREWELL), 0, FAREWELL)
 
     # the engine's transport ----------------------------------------------------------------------
 
@@ -306,11 +322,15 @@ class ServerTransport:
         except WireError as problem:
             return _fail(each, str(problem))
         self._explained.add(schema)
+        kept = (conversations.store.raw(each.request.client) or b"").decode()
         try:
             each.request = each.conversation.send(answer)
         except StopIteration as end:
             reply: Reply = end.value
-            return reply
+            lost = messages.lost_state(message, kept)
+            if lost:
+                log.warning("client %d lost what it kept: %s", each.request.client, lost)
+            return replace(reply, lost=lost)
         each.explained = False
         return None
 
@@ -349,13 +369,13 @@ class ServerTransport:
     # the log -------------------------------------------------------------------------------------
 
     def _note(self, conversations: Conversations, number: int, client: int, reason: str) -> None:
-        log.warning("round %d continues without client %d: %s", number, client, reason)
+        text = "round %d continues without client %d: %s"
+        log.warning(text, number, client, reason, extra=EVENT)
         self._journal(conversations, {"round": number, "client": client, "reason": reason})
 
     def _journal(self, conversations: Conversations, line: Mapping[str, Any]) -> None:
         """Logs what concerns the transport alone to `messages.jsonl`, beside the event log."""
-        with (conversations.run.folder / "messages.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(conversations.run.folder / "messages.jsonl", line)
 
 
 def _fail(each: _Open, reason: str, sent: bool = True) -> Reply:

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,13 +45,15 @@ class WarmWorker:
         self._built: dict[tuple[bytes, str], Run] = {}
         """The run that was requested last."""
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Answers until a process ends.
+    def wait(
+        self, process: subprocess.Popen[bytes], enough: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Answers until a process ends, or there is nothing left to wait for.
 
         Returns:
-            The exit code of the process.
+            The exit code of the process, 0 if it has not ended.
         """
-        while (code := process.poll()) is None:
+        while (code := process.poll()) is None and not enough():
             self._reap()
             ready, _, _ = select.select([self._listening], [], [], PAUSE)
             if ready:
@@ -59,7 +61,7 @@ class WarmWorker:
                 with stream:
                     stream.settimeout(PATIENCE)
                     self._begin(stream)
-        return code
+        return code or 0
 
     def _begin(self, stream: socket.socket) -> None:
         """Forks for one message; errors in it do not end this process."""
@@ -84,7 +86,7 @@ class WarmWorker:
         key = (config.read_bytes(), json.dumps(node))
         if key not in self._built:
             torch.set_num_threads(1)  # threads do not survive a fork
-            self._built = {key: at_node(read(config), node)}
+            self._built = {key: at_node(read(config, shipped=True), node)}
         return self._built[key]
 
     def _reap(self) -> None:

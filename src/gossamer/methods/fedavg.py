@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
@@ -15,6 +16,7 @@ from gossamer.merge import Weighting
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class FedAvg:
     training: Training = Training()
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
+    privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))

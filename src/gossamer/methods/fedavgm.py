@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +18,7 @@ from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.optim import Training
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class FedAvgM:
     nesterov: bool = option(False, "use Nesterov momentum")
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
+    privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

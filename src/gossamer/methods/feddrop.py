@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -31,6 +32,7 @@ from gossamer.optim import Training
 from gossamer.submodels import Cut, dropping, trace
 from gossamer.submodels.dropping import Dropping, DropRates
 from gossamer.task import Task
+from gossamer.trust.declared import OWN_SUBMODELS, Privacy
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class FedDrop:
     adaptive: ServerOptimiser = ServerOptimiser()
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
+    privacy: ClassVar[Privacy] = OWN_SUBMODELS
 
     # server ---------------------------------------------------------------------------------------
 

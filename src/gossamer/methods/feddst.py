@@ -33,6 +33,7 @@ from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Average, Counts
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, Privacy
 from gossamer.wire import Revision
 
 
@@ -61,6 +62,11 @@ class FedDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
+
+    @property
+    def privacy(self) -> Privacy:
+        """Replies can be covered unless clients move masks."""
+        return COVERED if not self.readjustment.readjust_ratio else CHOSEN_MASKS
 
     def rate(self, ctx: Ctx) -> float:
         """The fraction of the active weights that clients readjust in this round."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
@@ -21,6 +21,7 @@ from gossamer.methods.parts import dense_model, server_optimiser
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
 from gossamer.methods.parts.server_optimiser import Moments, Optimizer, ServerOptimiser
 from gossamer.optim import Training
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class FedOpt:
     personal_model: Literal["global", "sent"] = option(
         "global", "a client's own model: the server's, or the one the client sent last"
     )
+    privacy: ClassVar[Privacy] = COVERED
 
     @property
     def adaptive(self) -> ServerOptimiser:

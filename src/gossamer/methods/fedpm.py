@@ -10,9 +10,9 @@ learning. ICLR 2023. https://arxiv.org/abs/2209.15328
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -23,8 +23,8 @@ from gossamer.fields import option
 from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.dense_model import Local
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
-from gossamer.optim import Training
 from gossamer.task.layout import Layout
+from gossamer.trust.declared import Privacy
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Work:
 @dataclass(frozen=True)
 class FedPM:
     clients: int = option(10, "clients per round", least=1)
-    training: Training = Training(epochs=3, batch=64, lr=0.1)
+    training: optim.Training = optim.Training(epochs=3, batch=64, lr=0.1)
     beta1: float = option(0.9, "decay of the first moment of clients' Adam", least=0, below=1)
     beta2: float = option(0.999, "decay of the second moment", least=0, below=1)
     eps: float = option(1e-8, "added to the root of the second moment", above=0)
@@ -70,6 +70,7 @@ class FedPM:
         "local", "BatchNorm statistics: local, averaged, or recalibrated before evaluation"
     )
     accounting: Accounting = Accounting(mask_code="counted")
+    privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
 
     # server ---------------------------------------------------------------------------------------
 
@@ -90,22 +91,23 @@ class FedPM:
         return Down(state.theta, state.buffers)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        ones = {n: torch.zeros(t.shape, dtype=torch.int32) for n, t in state.theta.items()}
         expected, statistics = likely(state.theta), []
-        for exchange in exchanges:
-            for name, mask in merge.fitting(exchange.up.masks, expected).items():
-                ones[name] += mask
-            statistics.append((merge.fitting(exchange.up.buffers, state.buffers), 1.0))
+
+        def masks() -> Iterator[Masks]:
+            for exchange in exchanges:
+                statistics.append((merge.fitting(exchange.up.buffers, state.buffers), 1.0))
+                yield merge.fitting(exchange.up.masks, expected)
+
+        (ones, count), rounds = merge.votes(masks()), 1
         if not statistics:
             return state
-        count, rounds = len(statistics), 1
         if state.rounds % self.prior_reset_every:
             ones = {name: each + state.ones[name] for name, each in ones.items()}
             count, rounds = count + state.masks, state.rounds + 1
         width = 1 - 2 * self.clamp  # the mode of a Beta posterior, kept off 0 and 1
         theta = {n: (self.clamp + width * k.double() / count).float() for n, k in ones.items()}
-        ones = ones if self.prior_reset_every > 1 else {}
-        return Server(theta, merge.mean(statistics), ones, count, rounds)
+        kept = ones if self.prior_reset_every > 1 else {}
+        return Server(theta, merge.mean(statistics), kept, count, rounds)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
@@ -134,18 +136,15 @@ class FedPM:
         theta = {name: score.sigmoid() for name, score in work.scores.items()}
         masks = {n: mask.cpu() for n, mask in draw(ctx.key.fold("upload"), theta).items()}
         buffers = {name: work.model.params[name] for name in ctx.task.layout.buffers}
-        size = sum(mask.numel() for mask in masks.values())
-        return Result(
-            Up(masks, buffers if self.bn == "running" else {}),
-            Local(buffers) if self.bn == "local" and buffers else None,
-            masks,
-            {name: torch.ones_like(mask) for name, mask in masks.items()},  # all scores are trained
-            {
-                "loss": masked_training.mean_loss(work.model),
-                "kept": sparse_model.total(masks) / size,
-                "bits_per_weight": mask_bits(masks, "counted") / size,
-            },
-        )
+        metrics = {
+            "loss": masked_training.mean_loss(work.model),
+            "kept": sparse_model.total(masks) / (size := sum(map(torch.numel, masks.values()))),
+            "bits_per_weight": mask_bits(masks, "counted") / size,
+        }
+        up = Up(masks, buffers if self.bn == "running" else {})
+        local = Local(buffers) if self.bn == "local" and buffers else None
+        trained = {name: torch.ones_like(mask) for name, mask in masks.items()}  # all scores
+        return Result(up, local, masks, trained, metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 

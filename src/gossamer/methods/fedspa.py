@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
@@ -24,6 +25,7 @@ from gossamer.methods.parts import masked_training, personal_masks, sparse_model
 from gossamer.methods.parts.personal_masks import Down, Local, Server, Up
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Average
+from gossamer.trust.declared import OWN_SUBMODELS, Privacy
 from gossamer.wire import Revision
 
 
@@ -45,6 +47,7 @@ class FedSpa:
     search_rate: float = option(0.5, "share of a layer regrown at first", least=0, most=1)
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
+    privacy: ClassVar[Privacy] = OWN_SUBMODELS
 
     # server ---------------------------------------------------------------------------------------
 
@@ -126,10 +129,8 @@ class FedSpa:
         return sparsity.random_masks(key, layout, sparsity.apportion(layout, shares))
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        """The server's model under the client's mask, or under the one mask that all share."""
-        if local:
-            return sparsity.masked(state.params, local.masks)
-        return state.params if self.search else sparsity.masked(state.params, self.initial(ctx))
+        """The server's model under the client's mask, or under the one that all begin with."""
+        return sparsity.masked(state.params, local.masks if local else self.initial(ctx))
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """How much the clients' masks differ."""

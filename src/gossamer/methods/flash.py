@@ -32,6 +32,7 @@ from gossamer.methods.parts.sensitivity_probe import Probe, Sensitivity
 from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Allocation, Averaging, Budgets, Densities
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, LEARNED_DENSITIES, Privacy
 from gossamer.wire import Drawn, Revision, WireError
 
 Nested = tuple[Masks, ...]  # one set for each budget, each inside the next; the last is the model's
@@ -77,6 +78,11 @@ class Flash:
     averaging: Literal["auto", Averaging] = option("auto", "aggregation; auto: wfa with budgets")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="none", uncharged="budget")
+
+    @property
+    def privacy(self) -> Privacy:
+        frozen = CHOSEN_MASKS if self.mask_every else COVERED
+        return LEARNED_DENSITIES if self.allocation == "sensitivity" else frozen
 
     # server ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Laplace:
+    own_merge: ClassVar[str] = "takes the clients' median or their signs"
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     strength: float = option(1e-3, "price of moving a weight by one", least=0)

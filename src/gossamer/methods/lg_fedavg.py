@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
@@ -23,6 +24,7 @@ from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Up, Work
 from gossamer.optim import Training
 from gossamer.task.layout import Layout, did_you_mean
+from gossamer.trust.declared import COVERED, Privacy
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class LGFedAvg:
     shared: str = option("1", "shared part: the number of last layers, without norms; or names")
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
+    privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))

@@ -1,14 +1,13 @@
 """Mixture of Gaussians: the server has several models, and each client is pulled to the nearest.
 
-A client starts from the model that fits its data best, and is pulled towards each model by the
-probability that it came from it. The server moves every model towards the clients that came from
-it, and predicts with the mean of all models.
+A client starts from the model that fits its data best, and is pulled to each by the chance that it
+came from it. The server moves models to their clients, and predicts with the mean of all.
 
 Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
 2021. https://arxiv.org/abs/2111.10192
 
-The paper leaves open where clients start and how a mixture predicts. With a million weights, the
-probabilities are 0 or 1 at any strength that has an effect: each client then belongs to one model.
+The paper leaves open where clients start and how a mixture predicts. With many weights, the
+probabilities are 0 or 1 at any useful strength: each client then belongs to one model.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,6 +56,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Mixture:
+    own_merge: ClassVar[str] = "divides every client among several models"
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training()
     components: int = option(2, "models of the server", least=1)
@@ -122,8 +122,7 @@ class Mixture:
         models = [ctx.task.own(each) for each in down.models]
         first = min(models, key=lambda each: loss_on_own_data(ctx, each))
         inner = dense_model.begin(ctx, self.training, first, None).work
-        work = Work(inner, models)
-        return Job(work, self.training.epochs, self.training.batch)
+        return Job(Work(inner, models), self.training.epochs, self.training.batch)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         loss, grads = ctx.task.gradients(work.inner.params, batch)  # eq. 38
@@ -144,9 +143,8 @@ class Mixture:
     # anyone ---------------------------------------------------------------------------------------
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params | Ensemble:
-        if local is not None:
-            return local.params
-        return Ensemble(state.models, (1 / len(state.models),) * len(state.models))
+        count = len(state.models)
+        return local.params if local else Ensemble(state.models, (1 / count,) * count)
 
 
 def distance(params: Params, other: Params, names: Iterable[str]) -> Tensor:
@@ -194,7 +192,7 @@ def loss_on_own_data(ctx: Ctx, params: Params) -> float:
     data, total = ctx.own.train, 0.0
     with torch.inference_mode():
         for begin in range(0, len(data), CHUNK):
-            x = data.x[begin : begin + CHUNK].to(ctx.task.device)
-            y = data.y[begin : begin + CHUNK].to(ctx.task.device)
+            part = slice(begin, begin + CHUNK)
+            x, y = data.x[part].to(ctx.task.device), data.y[part].to(ctx.task.device)
             total += len(y) * float(ctx.task.criterion(ctx.task.logits(params, x), y))
     return total / len(data)

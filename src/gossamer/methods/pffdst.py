@@ -33,6 +33,7 @@ from gossamer.methods.parts.masked_training import Work
 from gossamer.methods.parts.sparse_model import BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import Counts
+from gossamer.trust.declared import CHOSEN_MASKS, COVERED, Privacy
 from gossamer.wire import Revision
 
 
@@ -58,6 +59,11 @@ class PFFDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="keeps")
+
+    @property
+    def privacy(self) -> Privacy:
+        """Replies can be covered unless clients move masks."""
+        return COVERED if self.readjust == "server" else CHOSEN_MASKS
 
     @property
     def part(self) -> Fraction:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
+from gossamer.trust.declared import Privacy
 from gossamer.wire import EXACT
 
 
@@ -77,6 +78,7 @@ class SpaFL:
     eta_tau: float = option(0.0, "learning rate of thresholds; 0: that of weights", least=0)
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
     accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
+    privacy: ClassVar[Privacy] = Privacy(least=0, most=1)
 
     # server ---------------------------------------------------------------------------------------
 
@@ -96,6 +98,7 @@ class SpaFL:
         replies = {
             each.client.id: merge.fitting({"": each.up.thresholds}, {"": each.down.thresholds})
             for each in exchanges
+            if merge.within(each.up.thresholds, 0, 1)
         }
         if not replies:
             return state

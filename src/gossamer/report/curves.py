@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +22,9 @@ def table(
     along: Sequence[str] = (),
     most: int = MOST,
 ) -> dict[str, Column]:
-    """Figures by round as columns: the mean over runs, and `NAME±` if there are several runs.
+    """Figures by round as columns: the mean over runs, and if there are several, two more.
+
+    `NAME±` is the standard error of the mean, and `NAME#` over how many runs it is.
 
     Args:
         runs: curves by name, for each run.
@@ -41,7 +44,8 @@ def table(
         values = [[run[name][at] for run in runs if at in run.get(name, ())] for at in rounds]
         columns[name] = [statistics.fmean(each) if each else None for each in values]
         if len(runs) > 1 and name in known:
-            columns[f"{name}±"] = [spread(each) for each in values]
+            columns[f"{name}±"] = [standard_error(each) for each in values]
+            columns[f"{name}#"] = [len(each) for each in values]
     kept = thin([columns[name] for name in known], most)
     return {name: [short(column[at]) for at in kept] for name, column in columns.items()}
 
@@ -49,6 +53,12 @@ def table(
 def spread(values: Sequence[float]) -> float | None:
     """The sample standard deviation; None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """The standard error of the mean; None for fewer than two values."""
+    std = spread(values)
+    return None if std is None else std / math.sqrt(len(values))
 
 
 def thin(columns: Sequence[Column], most: int = MOST) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gossamer.report.curves import last, mean, spread
+from gossamer.report.curves import last, mean, spread, standard_error
 from gossamer.report.groups import Group
 from gossamer.report.runs import Curve, Run
 
@@ -21,11 +21,14 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: means over a group's runs, and their spread if there are several."""
+    """A row of the table: means over a group's runs, and how far off they may be."""
 
     group: Group
     figures: Figures
     spreads: Figures
+    """Standard deviations over seeds; None for a single one."""
+    errors: Figures
+    """Standard errors of the means."""
     pareto_optimal: bool
     """Finished, and no other group on the same data and model is as accurate with as few bits."""
 
@@ -58,6 +61,7 @@ def figures(run: Run, accuracy: str) -> dict[str, float | None]:
         "paper": None if paper_up is None or paper_down is None else paper_up + paper_down,
         "flops": last(run.curve("flops")),
         "device_seconds": last(run.curve("device_seconds")),
+        "epsilon": last(run.curve("epsilon")),
         "rounds": run.done,
     }
 
@@ -94,10 +98,13 @@ def rows(groups: Sequence[Group], accuracy: str) -> list[Row]:
         each = [figures(run, accuracy) for run in group.runs]
         means = {name: mean(one[name] for one in each) for name in each[0]}
         known = {name: [v for one in each if (v := one[name]) is not None] for name in each[0]}
-        results.append((group, means, {name: spread(values) for name, values in known.items()}))
+        spreads = {name: spread(values) for name, values in known.items()}
+        errors = {name: standard_error(values) for name, values in known.items()}
+        results.append((group, means, spreads, errors))
+    compared = [(group, means) for group, means, *_ in results]
     return [
-        Row(group, means, spreads, _is_pareto_optimal(place, [(g, m) for g, m, _ in results]))
-        for place, (group, means, spreads) in enumerate(results)
+        Row(group, means, spreads, errors, _is_pareto_optimal(place, compared))
+        for place, (group, means, spreads, errors) in enumerate(results)
     ]
 
 

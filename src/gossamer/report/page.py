@@ -25,7 +25,10 @@ from gossamer.report.runs import NoRun, Run
 if TYPE_CHECKING:
     from jinja2 import Template
 
-SCRIPTS = ("echarts/echarts.min.js", "parts.js", "charts.js", "page.js")
+SCRIPTS = (
+    *("echarts/echarts.min.js", "parts.js", "charts.js", "downloads.js", "zoom.js"),
+    "page.js",
+)
 SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "accuracy": units.share,
     "density": units.share,
@@ -48,13 +51,35 @@ class Report:
     notices: Sequence[str]
 
 
-def report(folders: Sequence[str | Path], title: str = "", introduction: str = "") -> Report:
+@dataclass(frozen=True)
+class Block:
+    """A column of a paper's table as text: published next to measured figures."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A paper's table that the runs of a page reproduce."""
+
+    blocks: tuple[Block, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def report(
+    folders: Sequence[str | Path],
+    title: str = "",
+    introduction: str = "",
+    published: PaperTable | None = None,
+) -> Report:
     """Makes a page about runs; problems with single runs are reported in it.
 
     Args:
         folders: the folders of the runs.
         title: of the page; by default the methods.
         introduction: a paragraph at its top.
+        published: the paper's table that the runs reproduce.
 
     Raises:
         NoRun: none of the folders has a run.
@@ -71,7 +96,9 @@ def report(folders: Sequence[str | Path], title: str = "", introduction: str = "
     groups = grouped(runs)
     drawn, undrawn = partitions(runs)
     notices = [*refused, *(text for run in runs for text in run.notices), *undrawn]
-    return Report(_html(groups, drawn, notices, title, introduction), runs, groups, notices)
+    table = published or PaperTable()
+    html = _html(groups, drawn, notices, title, introduction, table)
+    return Report(html, runs, groups, notices)
 
 
 def _html(
@@ -80,6 +107,7 @@ def _html(
     notices: Sequence[str],
     title: str,
     introduction: str,
+    published: PaperTable,
 ) -> str:
     accuracy = main_accuracy(groups)
     data = page_data(groups, drawn, accuracy)
@@ -89,6 +117,7 @@ def _html(
     text = _template().render(
         title=title or _title(groups),
         introduction=introduction,
+        published=published,
         facts=_facts(groups),
         notices=notices,
         cards=cards(summary, SHOWN),
@@ -96,7 +125,7 @@ def _html(
         rows=summary,
         accuracy=accuracy,
         accuracies={name: text for name, text in ACCURACIES.items() if _has(data, name)},
-        charts=_charts(data),
+        charts={**_charts(data), "epsilon": any(run.curve("epsilon") for run in runs)},
         ledger=[(group, _ledger(group)) for group in groups if _ledger(group)],
         partitions=drawn,
         differing=differing([group.first for group in groups]),

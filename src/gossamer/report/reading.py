@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gossamer.accounting.log import LOST
-from gossamer.engine.events import CONFIG, PROJECT, SCHEMA
+from gossamer.engine import checkpoint
+from gossamer.engine.checkpoint import Checkpoint
+from gossamer.engine.events import CONFIG, PROJECT, SCHEMA, LogReader
+from gossamer.engine.files import Damaged, check_text
+from gossamer.engine.resuming import ROUNDS, judged
+from gossamer.report.kept import read_kept
 from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line, NoRun, Run, number
+
+NAMED = 10
+"""Clients with dropped replies that a notice names, at most."""
+METRICS = ("client_mismatch", "zeros")
+"""What methods say of their state that reports and tables show."""
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run from its folder, as far as it can be read.
+    """Reads a run from its folder, as far as it can be read, or from a kept result.
 
     Raises:
         NoRun: the folder holds nothing of a run.
     """
     shown = str(folder)
+    if folder.suffix == ".json" and folder.is_file():
+        try:
+            return read_kept(folder)
+        except ValueError as problem:
+            raise NoRun(str(problem)) from problem
     if not folder.is_dir():
         raise NoRun(
             f"{shown} is not a folder" if folder.exists() else f"there is no folder {shown}"
@@ -31,10 +47,13 @@ def read_run(folder: Path) -> Run:
     notices: list[str] = []
     text, config = _config(settings, notices)
     gathered = _Gathered()
-    for position, event in _events(log, notices):
+    newest = _newest(folder)
+    reader = LogReader(log, (newest.events,) if newest else ())
+    for position, event in _events(reader, notices):
         gathered.take(position, event)
+    damage = _damage(reader, newest, settings)
     if not gathered.known and not text:
-        raise NoRun(f"{shown} has nothing to show: {'; '.join(notices)}")
+        raise NoRun(f"{shown} has nothing to show: {'; '.join([*notices, *damage])}")
     run = Run(
         folder=shown,
         started=gathered.started,
@@ -48,8 +67,32 @@ def read_run(folder: Path) -> Run:
         text=text,
         networked=settings.name == PROJECT,
     )
-    texts = [*notices, *gathered.notices(), *_state(run, gathered)]
-    return Run(**{**vars(run), "notices": tuple(f"{shown}: {text}" for text in texts)})
+    texts = [*notices, *damage, *gathered.notices(), *_state(run, gathered)]
+    notes = tuple(f"{shown}: {text}" for text in texts)
+    return replace(run, notices=notes, damaged=bool(damage))
+
+
+def _newest(folder: Path) -> Checkpoint | None:
+    """The checkpoint that says how long the log must be, if there is one."""
+    try:
+        return checkpoint.newest(folder / ROUNDS)
+    except (checkpoint.Unusable, OSError):
+        return None
+
+
+def _damage(reader: LogReader, newest: Checkpoint | None, settings: Path) -> list[str]:
+    """Sentences about files that are damaged, in folders that have checksums."""
+    damage = []
+    if newest and (problem := judged(reader, newest)):
+        damage.append(f"{problem}; what follows is left out")
+    elif reader.problem:
+        damage.append(f"{reader.problem}; the log is shown up to it")
+    if reader.chained or newest:
+        try:
+            check_text(settings)
+        except Damaged as problem:
+            damage.append(str(problem))
+    return damage
 
 
 def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
@@ -68,28 +111,17 @@ def _config(path: Path, notices: list[str]) -> tuple[str, Mapping[str, Any]]:
         return text[:MOST_TEXT], {}
 
 
-def _events(path: Path, notices: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _events(reader: LogReader, notices: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The events of a log up to the first damaged line, with their line numbers."""
     try:
-        with path.open("rb") as file:
-            for count, line in enumerate(file, 1):
-                try:
-                    event = json.loads(line)
-                except (ValueError, RecursionError):
-                    if line.endswith(b"\n"):
-                        notices.append(
-                            f"line {count} of the log is damaged; the log is shown up to it"
-                        )
-                    else:
-                        notices.append(
-                            "the log ends in the middle of a line; it is shown up to that line"
-                        )
-                    return
-                yield count, event if isinstance(event, dict) else {}
+        for count, event in reader:
+            yield count, event if isinstance(event, dict) else {}
     except FileNotFoundError:
         notices.append("there is no log yet; only the configuration is shown")
     except OSError as problem:
         notices.append(f"the log cannot be read: {problem.strerror}")
+    if reader.torn:
+        notices.append("the log ends in the middle of a line; it is shown up to that line")
 
 
 class _Gathered:
@@ -103,6 +135,9 @@ class _Gathered:
         self.sums: dict[Line, list[float]] = {}
         self.histogram: Sequence[int] = ()
         self.failed = 0
+        self.lost = 0
+        self.dropped: Counter[int] = Counter()
+        """Replies that were left out, by client."""
         self.known = 0
         self._unknown: dict[str, int] = {}
         self._odd: list[int] = []
@@ -110,7 +145,9 @@ class _Gathered:
             "started": self._start,
             "client-finished": self._client,
             "client-failed": self._failure,
+            "state-lost": self._lose,
             "round-finished": self._round,
+            "privacy-spent": self._spend,
             "measured": self._measure,
             "arithmetic-chosen": lambda event: None,
             "evaluated": self._evaluate,
@@ -159,10 +196,16 @@ class _Gathered:
     def _failure(self, event: dict[str, Any]) -> None:
         _place(event)
         self.failed += 1
+        if isinstance(client := event.get("client"), int):
+            self.dropped[client] += 1
         if sent := number(event.get("down")):
             sums = self.sums.setdefault(("down", LOST, "all"), [0.0] * 4)
             for place, value in ((0, 1), (1, sent), (3, number(event.get("paper_down")) or 0.0)):
                 sums[place] += value
+
+    def _lose(self, event: dict[str, Any]) -> None:
+        _place(event)
+        self.lost += 1
 
     def _round(self, event: dict[str, Any]) -> None:
         place = self._put(event, ROUND)
@@ -171,6 +214,9 @@ class _Gathered:
             if kind == "sensitivity" and layer and number(value) is not None:
                 curves = self.layers.setdefault(layer, {})
                 curves.setdefault("sensitivity", {})[place] = value
+
+    def _spend(self, event: dict[str, Any]) -> None:
+        self._put(event, ("epsilon",))
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         self._put(event, EVALUATED)
@@ -184,8 +230,9 @@ class _Gathered:
         place = self._put(event, ("mismatch",))
         if (density := number(event.get("density"))) is not None:
             self.curves.setdefault("mask_density", {})[place] = density
-        if (distance := number(event.get("metrics", {}).get("client_mismatch"))) is not None:
-            self.curves.setdefault("client_mismatch", {})[place] = distance
+        for name in METRICS:
+            if (value := number(event.get("metrics", {}).get(name))) is not None:
+                self.curves.setdefault(name, {})[place] = value
         for layer, figures in event.get("layers", {}).items():
             for name in ("density", "mismatch"):
                 if (value := number(figures.get(name))) is not None:
@@ -219,6 +266,15 @@ def _place(event: dict[str, Any]) -> int:
     return place
 
 
+def _whose(dropped: Counter[int]) -> str:
+    """The clients whose replies were left out, the most frequent first."""
+    if not dropped:
+        return ""
+    most = [f"{id} ({count})" if count > 1 else f"{id}" for id, count in dropped.most_common(NAMED)]
+    names = ", ".join(most) + ", ..." * (len(dropped) > NAMED)
+    return f", of client {names}" if len(dropped) == 1 else f", of clients {names}"
+
+
 def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
     """Sentences about a run that is unfinished or has failures."""
     if not gathered.known:
@@ -228,4 +284,7 @@ def _state(run: Run, gathered: _Gathered) -> Iterator[str]:
         yield f"the run is at round {run.done}{of}: it is still running, or was stopped"
     if run.failed:
         replies = "1 reply was" if run.failed == 1 else f"{run.failed} replies were"
-        yield f"{replies} dropped (see `client-failed` in the log)"
+        yield f"{replies} dropped{_whose(gathered.dropped)} (see `client-failed` in the log)"
+    if gathered.lost:
+        states = "1 state" if gathered.lost == 1 else f"{gathered.lost} states"
+        yield f"{states} of clients got lost (see `state-lost` in the log)"

@@ -56,6 +56,8 @@ class Run:
     networked: bool = False
     """Whether its clients were nodes of a Flower project."""
     notices: Sequence[str] = ()
+    damaged: bool = False
+    """Whether files are damaged, so that it is shown in part."""
 
     @property
     def name(self) -> str:

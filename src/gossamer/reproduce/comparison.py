@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gossamer import fields
 from gossamer.config import Experiment, read
-from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
+from gossamer.engine.files import (
+    Damaged,
+    check_text,
+    private_folder,
+    seal_json,
+    seal_text,
+    unseal_json,
+    write_atomically,
+)
+from gossamer.engine.resuming import LOG, ROUNDS
 from gossamer.report import NoRun, Run, read_run
 from gossamer.reproduce.plans import Plan, changed, flat
 from gossamer.reproduce.results import seconds
@@ -37,11 +47,13 @@ def listed(out: Path) -> list[Plan]:
     if not path.exists():
         raise ValueError(f"{out} holds no comparison: there is no {path}")
     try:
-        folders = [str(word) for word in json.loads(path.read_bytes())["runs"]]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
+        folders = [str(word) for word in unseal_json(path)["runs"]]
+    except (Damaged, KeyError, TypeError):
+        raise Damaged(
             f"{path} is damaged; repeat the command that started the comparison"
         ) from None
+    for folder in folders:
+        check_text(out / folder / CONFIG)
     return [Plan(out / folder, read(out / folder / CONFIG)) for folder in folders]
 
 
@@ -69,12 +81,14 @@ def write(out: Path, plans: Sequence[Plan], restarted: Collection[Path], command
     """Writes the list of runs, and the configuration of every run that has none yet."""
     for plan in plans:
         if plan.folder in restarted:
-            (plan.folder / "events.jsonl").unlink(missing_ok=True)
+            (plan.folder / LOG).unlink(missing_ok=True)
+            shutil.rmtree(plan.folder / ROUNDS, ignore_errors=True)
         if plan.folder in restarted or not (plan.folder / CONFIG).exists():
-            plan.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(plan.folder / CONFIG, plan.config.toml(command).encode())
+            private_folder(plan.folder)
+            text = seal_text(plan.config.toml(command))
+            write_atomically(plan.folder / CONFIG, text.encode(), private=True)
     names = [str(plan.folder.relative_to(out)) for plan in plans]
-    write_atomically(out / LIST, json.dumps({"runs": names}, indent=1).encode())
+    write_atomically(out / LIST, seal_json({"runs": names}))
 
 
 def run_of(plan: Plan) -> Run:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.engine import events
 from gossamer.engine.events import CONFIG
 from gossamer.report import Run
-from gossamer.report.curves import last, spread
+from gossamer.report.curves import last, spread, standard_error
 from gossamer.report.figures import figures
+from gossamer.report.kept import Shelf
 from gossamer.report.runs import number
 from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan, changed
@@ -44,6 +44,11 @@ class Cell:
     def std(self) -> float | None:
         """Their standard deviation."""
         return spread(self.counted)
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of their mean."""
+        return standard_error(self.counted)
 
     @property
     def difference(self) -> float | None:
@@ -85,14 +90,27 @@ def _same(plan: Plan) -> bool:
         return False
 
 
-def measured_table(table: Table, plans: Sequence[Plan]) -> Measured:
-    """The table with the figures of all finished runs that have the planned settings."""
+def finished_run(plan: Plan, shelf: Shelf | None = None) -> Run | None:
+    """The finished run with the planned settings, in its folder or kept as a result."""
+    if (plan.folder / CONFIG).exists() and _same(plan):
+        run = run_of(plan)
+        if run.finished:
+            return run
+    return shelf.find(plan.config) if shelf else None
+
+
+def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = None) -> Measured:
+    """The table with the figures of all finished runs that have the planned settings.
+
+    Args:
+        table: With its published figures.
+        plans: The runs of its rows.
+        shelf: Results of earlier runs, whose folders need not exist any more.
+    """
     done: dict[str, list[tuple[Plan, Run]]] = {}
     for plan in plans:
-        if (plan.folder / CONFIG).exists() and _same(plan):
-            run = run_of(plan)
-            if run.finished:
-                done.setdefault(plan.folder.parent.name, []).append((plan, run))
+        if run := finished_run(plan, shelf):
+            done.setdefault(plan.folder.parent.name, []).append((plan, run))
     values = {
         (row.name, column.name): {
             plan.config.experiment.seed: value
@@ -114,14 +132,12 @@ def measured_table(table: Table, plans: Sequence[Plan]) -> Measured:
             cells[row.name, column.name] = Cell(printed, tuple(mine.values()), over)
     rounds = {name: training(each[0][0].config) for name, each in done.items()}
     return Measured(
-        table, cells, rounds, tuple(p.folder for each in done.values() for p, _ in each)
+        table, cells, rounds, tuple(Path(run.folder) for each in done.values() for _, run in each)
     )
 
 
-def measure(run: Run, log: Path, column: Column) -> float | None:
+def measure(run: Run, column: Column) -> float | None:
     """A figure of a finished run, in bits, FLOPs or fractions."""
-    if column.figure == "zeros":
-        return _zeros(log)
     accuracy = ACCURACIES.get(column.figure, "personal_mean")
     known = figures(run, accuracy)
     if column.figure in ACCURACIES:
@@ -129,20 +145,18 @@ def measure(run: Run, log: Path, column: Column) -> float | None:
         if column.at == "last-10" and curve:
             return statistics.fmean(curve[at] for at in sorted(curve)[-10:])
         return known["best" if column.at == "best" else "accuracy"]
+    if column.figure == "density" and column.at == "best":
+        at = known["best_round"]
+        own = run.curve("personal_density") or run.curve("density")
+        return None if at is None else own.get(int(at))
     if column.figure == "client_flops":
         pool = number(run.started.get("pool"))
         return known["flops"] / pool if known["flops"] is not None and pool else None
     return known[column.figure] if column.figure in known else last(run.curve(column.figure))
 
 
-def _zeros(log: Path) -> float | None:
-    """The share of parameters that the server has pruned, if the method reports it."""
-    metrics = [event["metrics"] for event in events.read(log) if event["event"] == "measured"]
-    return number(metrics[-1].get("zeros")) if metrics else None
-
-
 def _value(plan: Plan, run: Run, row: Row, column: Column) -> float | None:
-    figure = measure(run, plan.folder / "events.jsonl", column)
+    figure = measure(run, column)
     if figure is None:
         return None
     times = row.training / training(plan.config) if column.whole else 1.0
@@ -161,6 +175,3 @@ def _related(
         if below:
             relative[seed] = above / below / UNITS[column.unit]
     return relative
-
-
-# forms --------------------------------------------------------------------------------------------

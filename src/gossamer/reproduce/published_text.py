@@ -1,4 +1,4 @@
-"""A measured table as text, CSV, LaTeX and plain values."""
+"""A measured table as text, CSV, LaTeX and plain values, and as a part of a page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gossamer.report import columns
+from gossamer.report import Block, PaperTable, columns
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.results import escaped, tabular
 from gossamer.reproduce.tables import Column
 
 NOTHING = "–"
-HEADS = ("published", "measured", "difference")
+HEADS = ("published", "measured", "seeds", "difference")
 CSV_HEADER = (
     *("table", "row", "column", "unit", "published", "published_std"),
-    *("measured", "measured_std", "seeds", "rounds", "difference"),
+    *("measured", "measured_std", "measured_se", "seeds", "rounds", "difference"),
 )
 
 
@@ -53,7 +53,10 @@ def _to_the_right(lines: Sequence[Sequence[str]]) -> list[list[str]]:
 def legend(measured: Measured) -> Iterator[str]:
     """Notes on how to read the figures."""
     if any(len(cell.values) > 1 for cell in measured.cells.values()):
-        yield "measured: mean over seeds ± one standard deviation, unless a note says otherwise"
+        yield (
+            "measured: mean over seeds ± one standard error, unless a note says otherwise; "
+            "published ± as the paper states it"
+        )
     yield "difference: percentage points for percentages, otherwise percent of the published figure"
     if measured.short:
         yield (
@@ -61,6 +64,15 @@ def legend(measured: Measured) -> Iterator[str]:
             "exact if all rounds cost the same, a rough estimate if models shrink"
         )
     yield from measured.table.notes
+
+
+def page_table(measured: Measured) -> PaperTable:
+    """The table for the page of its runs."""
+    blocks = [
+        Block((_title(column), *HEADS), tuple(map(tuple, body)))
+        for column, body in _blocks(measured)
+    ]
+    return PaperTable(tuple(blocks), tuple(legend(measured)))
 
 
 def comma_separated(measured: Measured) -> str:
@@ -106,6 +118,7 @@ def plain(measured: Measured) -> list[dict[str, Any]]:
                     "published_std": printed.std if printed else None,
                     "measured": cell.measured,
                     "measured_std": cell.std,
+                    "measured_se": cell.error,
                     "seeds": len(cell.values),
                     "rounds": measured.rounds.get(row.name),
                     "difference": cell.difference,
@@ -119,13 +132,13 @@ def _title(column: Column) -> str:
 
 
 def _words(cell: Cell, column: Column) -> list[str]:
-    """Published, measured and difference as text."""
+    """Published, measured, seeds and difference as text."""
     digits = ".2f" if column.unit == "%" else ".5g"
     printed = NOTHING
     if cell.published:
-        printed = _with_std(f"{cell.published.value:.10g}", cell.published.std)
+        printed = _with_error(f"{cell.published.value:.10g}", cell.published.std)
     measured = (
-        NOTHING if cell.measured is None else _with_std(f"{cell.measured:{digits}}", cell.std)
+        NOTHING if cell.measured is None else _with_error(f"{cell.measured:{digits}}", cell.error)
     )
     difference = NOTHING
     if cell.difference is not None and cell.published:
@@ -133,8 +146,9 @@ def _words(cell: Cell, column: Column) -> list[str]:
             difference = f"{cell.difference:+.2f}"
         elif cell.published.value:
             difference = f"{100 * cell.difference / cell.published.value:+.1f} %"
-    return [printed, measured, difference]
+    seeds = str(len(cell.values)) if cell.values else NOTHING
+    return [printed, measured, seeds, difference]
 
 
-def _with_std(value: str, std: float | None) -> str:
-    return value if std is None else f"{value} ± {std:.2g}"
+def _with_error(value: str, error: float | None) -> str:
+    return value if error is None else f"{value} ± {error:.2g}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.report import Run, units
-from gossamer.report.columns import table
-from gossamer.report.curves import mean, spread
+from gossamer.report.columns import paragraph, table
+from gossamer.report.curves import mean, spread, standard_error
 from gossamer.report.figures import Row, main_accuracy, rows
 from gossamer.report.groups import Group, grouped
 from gossamer.report.runs import number
@@ -35,11 +35,15 @@ class Results:
     accuracy: str
 
     @property
+    def several(self) -> bool:
+        """Whether any row is of more than one seed."""
+        return any(len(row.group.runs) > 1 for row in self.rows)
+
+    @property
     def legend(self) -> str:
         """An explanation of the mark and of the figures."""
         kind = "personal" if self.accuracy == "personal_mean" else "global"
-        several = any(len(row.group.runs) > 1 for row in self.rows)
-        figures = "means over seeds ± one standard deviation; " if several else ""
+        figures = "means ± one standard error over n seeds; " if self.several else ""
         return (
             f"{figures}{MARK} Pareto-optimal: no other run has a {kind} accuracy as high "
             "with as few bits"
@@ -55,7 +59,8 @@ def results(runs: Sequence[Run]) -> Results:
         took = [value for run in row.group.runs if (value := seconds(run)) is not None]
         figures = {**row.figures, "seconds": mean(took)}
         spreads = {**row.spreads, "seconds": spread(took)}
-        timed.append(Row(row.group, figures, spreads, row.pareto_optimal))
+        errors = {**row.errors, "seconds": standard_error(took)}
+        timed.append(Row(row.group, figures, spreads, errors, row.pareto_optimal))
     return Results(timed, accuracy)
 
 
@@ -68,17 +73,19 @@ def seconds(run: Run) -> float | None:
 def text(results: Results) -> str:
     """The table for a terminal."""
     header, body = _cells(results)
-    return f"{table(body, header)}\n{results.legend}"
+    shown = table(body, header, breaks=("Mbit up",))
+    return f"{shown}\n{paragraph(results.legend)}"
 
 
 def comma_separated(results: Results) -> str:
     """CSV with one row per configuration and unrounded numbers: bits, FLOPs and seconds."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    columns = [column for name in CSV_FIGURES for column in (name, f"{name}_std")]
+    columns = [f"{name}{suffix}" for name in CSV_FIGURES for suffix in ("", "_std", "_se")]
     writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", *columns])
     for row in results.rows:
-        values = [v for n in CSV_FIGURES for v in (row.figures.get(n), row.spreads.get(n))]
+        forms = (row.figures, row.spreads, row.errors)
+        values = [form.get(name) for name in CSV_FIGURES for form in forms]
         writer.writerow(
             [
                 *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
@@ -129,6 +136,7 @@ def plain(results: Results) -> list[dict[str, Any]]:
             "pareto_best": row.pareto_optimal,
             "mean": dict(row.figures),
             "std": dict(row.spreads),
+            "se": dict(row.errors),
         }
         for row in results.rows
     ]
@@ -139,7 +147,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
     timed = any(row.figures["device_seconds"] is not None for row in results.rows)
     factor, operations = _unit([row.figures["flops"] for row in results.rows])
     most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
-    header = ["run", *(ACCURACIES[name] for name in shown), "density"]
+    header = ["run", *(["n"] * results.several), *(ACCURACIES[name] for name in shown), "density"]
     header += ["Mbit up", "Mbit down", "bits", operations, *(["device time"] * timed), "time"]
     body = []
     for row in results.rows:
@@ -148,6 +156,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
         body.append(
             [
                 f"{MARK if row.pareto_optimal else ' '} {row.group.label}",
+                *([str(len(row.group.runs))] * results.several),
                 *(_accuracy(row, name) for name in shown),
                 units.share(figures["density"]),
                 *(_digits(figures[name], 1e6) for name in ("up", "down")),
@@ -161,8 +170,8 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def _accuracy(row: Row, name: str) -> str:
-    value, apart = units.share(row.figures[name]), row.spreads[name]
-    return value if apart is None else f"{value} ± {apart:.2g}"
+    value, error = units.share(row.figures[name]), row.errors[name]
+    return value if error is None else f"{value} ± {error:.2g}"
 
 
 def _digits(value: float | None, factor: float) -> str:

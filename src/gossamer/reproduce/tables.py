@@ -30,6 +30,7 @@ UNITS = {
     "TFLOP": 1e12,
 }
 MOMENTS = ("last", "best", "last-10")
+DENSITY_MOMENTS = ("last", "best")
 RELATIONS = ("", "share", "saving")
 OVER = ("mean", "max", "middle")
 
@@ -43,7 +44,8 @@ class Column:
     figure: str
     unit: str = ""
     at: str = "last"
-    """Which evaluation an accuracy is of: last, best, or last-10, the mean of the last ten."""
+    """Which evaluation a figure is of: last, best, or last-10, the mean of the last ten. The best
+    round is that of clients' accuracy, on validation data if there are any."""
     whole: bool = False
     """Extrapolate a run of fewer rounds to the paper's number of rounds."""
     relative: str = ""
@@ -232,7 +234,9 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
         (column.relative, RELATIONS, "relation"),
     ):
         _known([value], choices, word)
-    if column.at != "last" and column.figure not in ACCURACIES:
+    if column.at not in DENSITY_MOMENTS and column.figure == "density":
+        raise ValueError(f"{what}: a density is that of the last or the best round")
+    if column.at != "last" and column.figure not in (*ACCURACIES, "density"):
         raise ValueError(f"{what}: {column.at} applies to accuracies, and {column.figure} is none")
     if column.whole and column.figure not in SUMS:
         raise ValueError(f"{what}: {column.figure} does not accumulate; leave out whole")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks, Params
+from gossamer.merge import RULE, Reply, Rule
 from gossamer.sparsity.allocation import Densities
 from gossamer.sparsity.distance import as_number, distance, layer_densities
 
@@ -42,13 +43,16 @@ def masked_mean(
 ) -> Average:
     """The weighted mean of masked parameters; without a mask, the plain weighted mean.
 
-    Memory does not depend on the number of clients.
+    Memory does not depend on the number of clients, unless the run has a rule in place of the mean.
 
     Args:
         replies: parameters, masks and weight of each client.
         averaging: over all clients, or over those that have a weight.
         otherwise: values where no client has a weight; zero by default.
     """
+    rule, by_owner = RULE.get(), averaging == "wfa"
+    if rule is not None:
+        replies = rule.kept(list(replies), by_owner)
     sums: dict[str, _Sum] = {}
     densities: Densities = {}
     clients, compared = 0, _Compared()
@@ -61,12 +65,28 @@ def masked_mean(
         for name, density in layer_densities(masks).items():
             densities[name] = densities.get(name, Fraction(0)) + density
         compared.add(masks)
+    kept = replies if rule is not None and isinstance(replies, Sequence) else ()
     return Average(
-        {name: each.mean((otherwise or {}).get(name)) for name, each in sums.items()},
+        {
+            name: each.mean((otherwise or {}).get(name), _middle(rule, name, kept, by_owner))
+            for name, each in sums.items()
+        },
         {name: each.owned for name, each in sums.items() if each.owned is not None},
         {name: density / clients for name, density in densities.items()},
         compared.mean(),
     )
+
+
+def _middle(
+    rule: Rule | None, name: str, replies: Sequence[Reply], by_owner: bool
+) -> Tensor | None:
+    """A tensor entry by entry, if the rule of the run has no use for sums."""
+    if rule is None:
+        return None
+    pairs = [(params[name], masks.get(name)) for params, masks, _ in replies]
+    values = [x if mask is None else torch.where(mask, x, 0) for x, mask in pairs]
+    owned = [mask for _, mask in pairs if mask is not None] if by_owner else []
+    return rule.middle(values, owned or None)
 
 
 @dataclass
@@ -123,8 +143,9 @@ class _Sum:
         self.weight.add_(mask if self.by_owner else 1, alpha=share)
         self.owned.logical_or_(mask)
 
-    def mean(self, otherwise: Tensor | None) -> Tensor:
+    def mean(self, otherwise: Tensor | None, middle: Tensor | None = None) -> Tensor:
         mean = torch.where(self.weight > 0, self.total / self.weight, 0)
+        mean = mean if middle is None else middle
         if self.owned is not None and otherwise is not None:
             mean = torch.where(self.owned, mean, otherwise.double())
         return mean.to(self.dtype)

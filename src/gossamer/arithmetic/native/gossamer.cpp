@@ -65,6 +65,13 @@ void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, i
 #endif
 }
 
+// Rows of bytes as inputs of a model, byte * factor + offset, rounded twice as by torch.
+void gossamer_scale(const uint8_t* bytes, int64_t rows, int64_t size, const float* __restrict__ factor,
+                    const float* __restrict__ offset, float* __restrict__ to) {
+  for (; rows > 0; rows--, bytes += size, to += size)
+    for (int64_t i = 0; i < size; i++) to[i] = (float)bytes[i] * factor[i] + offset[i];
+}
+
 // 0, or 1 if a label is not a class.
 int64_t gossamer_run(void* plan, void* workspace, Call* call) {
   return Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run() ? 0 : 1;

@@ -338,13 +338,55 @@ struct Window {
   }
 };
 
-typedef int32_t Choice __attribute__((vector_size(NATIVE * 4)));
-typedef uint8_t Bytes __attribute__((vector_size(NATIVE)));
-typedef uint8_t UnalignedBytes __attribute__((vector_size(NATIVE), aligned(1), may_alias));
-typedef float Vector __attribute__((vector_size(NATIVE * 4)));
-typedef float Unaligned __attribute__((vector_size(NATIVE * 4), aligned(4), may_alias));
+// Vectors of the processor's own width and less, and the choices of their lanes.
+template <int W>
+struct Pooled {
+  typedef typename Register<W>::type Vector;
+  typedef typename Register<W>::memory Memory;
+  typedef int32_t Choice __attribute__((vector_size(W * 4)));
+  typedef uint8_t Bytes __attribute__((vector_size(W)));
+  typedef uint8_t BytesMemory __attribute__((vector_size(W), aligned(1), may_alias));
+};
+template <>
+struct Pooled<1> {
+  typedef float Vector;
+  typedef Register<1>::memory Memory;
+  typedef int32_t Choice;
+};
 
 constexpr int CUT = 255;  // instead of a place in the window: ReLU made the output zero
+
+// Where an output pixel's window lies in the image.
+struct Covered {
+  int top, bottom, left, right;
+
+  Covered(const Window& w, int y, int x, int height, int width)
+      : top(w.first(y, w.stride_y, w.pad_y)), bottom(w.last(y, w.stride_y, w.pad_y, w.height, height)),
+        left(w.first(x, w.stride_x, w.pad_x)), right(w.last(x, w.stride_x, w.pad_x, w.width, width)) {}
+};
+
+template <int W>
+INLINE void pool_lanes(const float* from, long row, long pixel, const Window& w, const Covered& in, bool with_relu,
+                       float* to, uint8_t* place) {
+  typedef Pooled<W> P;
+  typename P::Vector best = *(const typename P::Memory*)(from + in.top * row + in.left * pixel);
+  typename P::Choice where = typename P::Choice{} + (in.top * w.width + in.left);
+  for (int i = in.top; i < in.bottom; i++)
+    for (int j = in.left; j < in.right; j++) {
+      const typename P::Vector v = *(const typename P::Memory*)(from + i * row + j * pixel);
+      const auto larger = v > best;
+      best = larger ? v : best;
+      where = larger ? typename P::Choice{} + (i * w.width + j) : where;
+    }
+  if (with_relu) {
+    const auto keep = best > 0.f;
+    best = keep ? best : typename P::Vector{};
+    where = keep ? where : typename P::Choice{} + CUT;
+  }
+  *(typename P::Memory*)to = best;
+  if constexpr (W == 1) *place = (uint8_t)where;
+  else *(typename P::BytesMemory*)place = __builtin_convertvector(where, typename P::Bytes);
+}
 
 // The largest of each window; `chosen` receives its place, for the backward pass.
 static void max_pool(const Image& in, const Image& out, const Window& w, bool with_relu, uint8_t* chosen) {
@@ -352,73 +394,51 @@ static void max_pool(const Image& in, const Image& out, const Window& w, bool wi
   for (int c = 0; c < out.channels; c++)
     for (int y = 0; y < out.height; y++)
       for (int x = 0; x < out.width; x++) {
-        const int top = w.first(y, w.stride_y, w.pad_y), bottom = w.last(y, w.stride_y, w.pad_y, w.height, in.height);
-        const int left = w.first(x, w.stride_x, w.pad_x), right = w.last(x, w.stride_x, w.pad_x, w.width, in.width);
+        const Covered covered(w, y, x, in.height, in.width);
         const float* from = in.of(c, 0) + (long)(y * w.stride_y - w.pad_y) * in.row() + (long)(x * w.stride_x - w.pad_x) * batch;
         float* to = out.of(c, y) + (long)x * batch;
         uint8_t* place = chosen + (((long)c * out.height + y) * out.width + x) * batch;
-        auto vector = [&](int b) __attribute__((always_inline)) {
-          Vector best = *(const Unaligned*)(from + top * in.row() + (long)left * batch + b);
-          Choice where = Choice{} + (top * w.width + left);
-          for (int i = top; i < bottom; i++)
-            for (int j = left; j < right; j++) {
-              const Vector v = *(const Unaligned*)(from + i * in.row() + (long)j * batch + b);
-              const Choice larger = v > best;
-              best = larger ? v : best;
-              where = larger ? Choice{} + (i * w.width + j) : where;
-            }
-          if (with_relu) {
-            const Choice keep = best > 0.f;
-            best = keep ? best : Vector{};
-            where = keep ? where : Choice{} + CUT;
-          }
-          *(Unaligned*)(to + b) = best;
-          *(UnalignedBytes*)(place + b) = __builtin_convertvector(where, Bytes);
-        };
-        int b = 0;
-        for (; b + NATIVE <= batch; b += NATIVE) vector(b);
-        if (b < batch && batch >= NATIVE) vector(batch - NATIVE);
-        else
-          for (; b < batch; b++) {
-            float best = from[top * in.row() + (long)left * batch + b];
-            int where = top * w.width + left;
-            for (int i = top; i < bottom; i++)
-              for (int j = left; j < right; j++) {
-                const float v = from[i * in.row() + (long)j * batch + b];
-                if (v > best) best = v, where = i * w.width + j;
-              }
-            if (with_relu && !(best > 0)) best = 0, where = CUT;
-            to[b] = best;
-            place[b] = (uint8_t)where;
-          }
+        blocks<NATIVE, 1>(batch, [&]<int W, int N>(int b, int) __attribute__((always_inline)) {
+          pool_lanes<W>(from + b, in.row(), batch, w, covered, with_relu, to + b, place + b);
+        });
       }
 }
 
-// `to` is cleared before, or holds other gradients to add to.
-static void max_pool_backward(const Image& grad, const Image& to, const Window& w, const uint8_t* chosen) {
+template <int W>
+INLINE void pool_lanes_back(const float* grad, const uint8_t* place, const Window& w, const Covered& in, bool add, int skip,
+                            long row, long pixel, float* to) {
+  typedef Pooled<W> P;
+  const Lanes<W> v = without_first(load<W>(grad), add ? skip : 0);
+  typename P::Choice where;
+  if constexpr (W == 1) where = *place;
+  else where = __builtin_convertvector(*(const typename P::BytesMemory*)place, typename P::Choice);
+  for (int i = in.top; i < in.bottom; i++)
+    for (int j = in.left; j < in.right; j++) {
+      typename P::Memory& at = *(typename P::Memory*)(to + i * row + j * pixel);
+      const typename P::Vector part = where == i * w.width + j ? v.part[0] : typename P::Vector{};
+      at = add ? at + part : part;
+    }
+}
+
+// Whether every pixel of an image lies in one window, so that gradients need not be added up.
+INLINE bool windows_tile(const Window& w, const Image& image, const Image& pooled) {
+  return !w.pad_y && !w.pad_x && w.stride_y == w.height && w.stride_x == w.width &&
+         pooled.height * w.height == image.height && pooled.width * w.width == image.width;
+}
+
+// With `add`, `to` is cleared before or holds other gradients; without it, windows must tile the image.
+static void max_pool_backward(const Image& grad, const Image& to, const Window& w, const uint8_t* chosen, bool add) {
   const int batch = to.batch;
   for (int c = 0; c < grad.channels; c++)
     for (int y = 0; y < grad.height; y++)
       for (int x = 0; x < grad.width; x++) {
-        const int top = w.first(y, w.stride_y, w.pad_y), bottom = w.last(y, w.stride_y, w.pad_y, w.height, to.height);
-        const int left = w.first(x, w.stride_x, w.pad_x), right = w.last(x, w.stride_x, w.pad_x, w.width, to.width);
+        const Covered covered(w, y, x, to.height, to.width);
         const float* g = grad.of(c, y) + (long)x * batch;
         float* t = to.of(c, 0) + (long)(y * w.stride_y - w.pad_y) * to.row() + (long)(x * w.stride_x - w.pad_x) * batch;
         const uint8_t* place = chosen + (((long)c * grad.height + y) * grad.width + x) * batch;
-        int b = 0;
-        for (; b + NATIVE <= batch; b += NATIVE) {
-          const Vector v = *(const Unaligned*)(g + b);
-          const Choice where = __builtin_convertvector(*(const UnalignedBytes*)(place + b), Choice);
-          for (int i = top; i < bottom; i++)
-            for (int j = left; j < right; j++) {
-              float* target = t + i * to.row() + (long)j * batch + b;
-              const Vector before = *(const Unaligned*)target;
-              *(Unaligned*)target = before + (where == i * w.width + j ? v : Vector{});
-            }
-        }
-        for (; b < batch; b++)
-          if (place[b] != CUT)
-            t[(place[b] / w.width) * to.row() + (long)(place[b] % w.width) * batch + b] += g[b];
+        blocks<NATIVE, 1>(batch, [&]<int W, int N>(int b, int skip) __attribute__((always_inline)) {
+          pool_lanes_back<W>(g + b, place + b, w, covered, add, skip, to.row(), batch, t + b);
+        });
       }
 }
 
@@ -524,21 +544,37 @@ INLINE float uniform(uint64_t seed, uint64_t at) {
   uint64_t z = seed + (at + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return (float)((z ^ (z >> 31)) >> 40) * 0x1p-24f;
+  return (float)(int32_t)((z ^ (z >> 31)) >> 40) * 0x1p-24f;  // 24 bits: an int32_t becomes a float faster
+}
+struct Dropout {
+  float rate;
+  bool channels;  // whole ones
+  uint64_t seed;
+  bool add;
+};
+// A run of numbers whose first one is at position `first`.
+INLINE void drop(const Dropout& d, uint64_t first, long count, const float* __restrict__ from, float* __restrict__ to) {
+  const float scale = 1 / (1 - d.rate);
+  if (d.add)
+    for (long i = 0; i < count; i++) to[i] += from[i] * (uniform(d.seed, first + i) >= d.rate ? scale : 0.f);
+  else
+    for (long i = 0; i < count; i++) to[i] = from[i] * (uniform(d.seed, first + i) >= d.rate ? scale : 0.f);
 }
 // Keeps a number with probability 1 - rate and scales it; the same draw serves both directions.
-static void dropout(const Image& in, const Image& out, float rate, bool channels, uint64_t seed, bool add) {
-  const float scale = 1 / (1 - rate);
+static void dropout(const Image& in, const Image& out, const Dropout& d) {
+  const long row = in.row_floats();
+  if (!d.channels && !in.halo && !out.halo) return drop(d, 0, in.channels * in.height * row, in.at, out.at);
   for (int c = 0; c < in.channels; c++)
-    for (int y = 0; y < in.height; y++)
-      for (int x = 0; x < in.width; x++)
-        for (int b = 0; b < in.batch; b++) {
-          const uint64_t unit = channels ? c : ((uint64_t)c * in.height + y) * in.width + x;
-          const float keep = uniform(seed, unit * in.batch + b) >= rate ? scale : 0.f;
-          const float v = in.of(c, y)[(long)x * in.batch + b] * keep;
-          float& to = out.of(c, y)[(long)x * in.batch + b];
-          to = add ? to + v : v;
-        }
+    for (int y = 0; y < in.height; y++) {
+      if (!d.channels) {
+        drop(d, ((uint64_t)c * in.height + y) * row, row, in.of(c, y), out.of(c, y));
+        continue;
+      }
+      for (int x = 0; x < in.width; x++) {
+        const long at = (long)x * in.batch;
+        drop(d, (uint64_t)c * in.batch, in.batch, in.of(c, y) + at, out.of(c, y) + at);
+      }
+    }
 }
 
 }  // namespace gossamer

@@ -7,7 +7,7 @@
 
 #include "layers.h"
 #include "linear.h"
-#include "rows.h"
+#include "winograd.h"
 
 namespace gossamer {
 
@@ -33,6 +33,7 @@ struct Step {
   int64_t groups;  // of a group norm
   int64_t adds, other_adds;  // whether the input's gradient holds another consumer's part already
   int64_t whole_channels;    // of a dropout
+  int64_t tiled;             // a convolution that is computed by tiles, unless it has index lists
   double epsilon, momentum, rate;
 };
 
@@ -289,6 +290,10 @@ class Execution {
     const Image in = image(s.input), out = image(s.output);
     const Param& weight = *param(s.weight);
     const Pass pass = forward_pass(s, in, out);
+    if (s.tiled && !weight.lists) {
+      const Winograd tiles(in, out, (int)s.pad_y, (int)s.pad_x);
+      return winograd_pass(tiles, in, weight.values, values_of(s.bias), s.relu, memory.sums.room(tiles.floats()), out);
+    }
     if (weight.lists) sparse_pass(pass, weight.lists->forward, weight.values, values_of(s.bias), in.at, out.at);
     else dense_pass(pass, plan.taps[index].forward, weight.values, values_of(s.bias), in.at, out.at);
   }
@@ -296,6 +301,12 @@ class Execution {
   void convolve_backward(const Step& s, size_t index) {
     const Image in = image(s.input), grad = gradient(s.output);
     const Param& weight = *param(s.weight);
+    if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
+    if (s.tiled && !weight.lists) {
+      const Winograd tiles(in, grad, (int)s.pad_y, (int)s.pad_x);
+      return winograd_backward(tiles, in, grad, weight.values, memory.sums.room(tiles.floats()), weight.grad, s.adds,
+                               gradient(s.input));
+    }
     const Taps& taps = plan.taps[index];
     Pass pass = forward_pass(s, in, grad);
     if (weight.grad && weight.lists && !weight.everywhere) {
@@ -305,7 +316,6 @@ class Execution {
       float* sums = memory.sums.room(dense_gradient_floats(taps.forward.count(), pass.outputs));
       dense_gradient(pass, taps.forward, in.at, grad.at, sums, weight.grad);
     }
-    if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
     if (!wanted(s.input)) return;
     const Image to = gradient(s.input);
     const std::vector<Class>& all = weight.lists ? weight.lists->backward : taps.backward;
@@ -357,7 +367,7 @@ class Execution {
         sparse_product(list, in.channels, batch, gathered(list, weight.values), nullptr, grad.at, s.adds != 0, false, to);
       } else if (by_rows(in.channels, batch) && !s.adds) {
         float* rows = memory.sums.room((size_t)in.channels * batch);
-        outer_product({batch, in.channels, grad.channels, 1, batch, in.channels}, grad.at, weight.values, rows);
+        row_product_back(grad.channels, in.channels, batch, weight.values, grad.at, rows);
         transpose(batch, in.channels, rows, in.channels, to, batch);
       } else {
         const Product product{in.channels, grad.channels, batch, 1, in.channels, s.adds != 0, false};
@@ -418,10 +428,10 @@ class Execution {
     return {(int)s.kernel_height, (int)s.kernel_width, (int)s.stride_y, (int)s.stride_x, (int)s.pad_y, (int)s.pad_x};
   }
   uint8_t* choices_of(size_t index) const { return memory.choices.data() + plan.kept[index] * batch; }
-  uint64_t seed_of(size_t index) const {
+  Dropout dropout_of(const Step& s, size_t index, bool add) const {
     int64_t before = 0;
     for (size_t i = 0; i < index; i++) before += plan.steps[i].kind == DROPOUT;
-    return call.seeds ? call.seeds[before] : 0;
+    return {(float)s.rate, s.whole_channels != 0, call.seeds ? call.seeds[before] : 0, add};
   }
 
   void forward(const Step& s, size_t index) {
@@ -442,7 +452,7 @@ class Execution {
       case SUBSAMPLE: return subsample(in, out, (int)s.stride_y);
       case SOFTMAX: return softmax(in, out);
       case DROPOUT:
-        if (call.training) return dropout(in, out, (float)s.rate, s.whole_channels, seed_of(index), false);
+        if (call.training) return dropout(in, out, dropout_of(s, index, false));
         return copy_rows(in, out, false);
     }
   }
@@ -475,11 +485,12 @@ class Execution {
         return copy_rows(grad, to, s.adds);
       case FLATTEN: return copy_rows(grad, to, s.adds);
       case SOFTMAX: return softmax_backward(image(s.output), grad, to, s.adds);
-      case DROPOUT: return dropout(grad, to, (float)s.rate, s.whole_channels, seed_of(index), s.adds);
+      case DROPOUT: return dropout(grad, to, dropout_of(s, index, s.adds));
       default: break;
     }
-    if (!s.adds) clear(to);
-    if (s.kind == MAX_POOL) max_pool_backward(grad, to, window_of(s), choices_of(index));
+    const bool stores = s.kind == MAX_POOL && !s.adds && windows_tile(window_of(s), to, grad);
+    if (!s.adds && !stores) clear(to);
+    if (s.kind == MAX_POOL) max_pool_backward(grad, to, window_of(s), choices_of(index), !stores);
     if (s.kind == AVERAGE_POOL) average_pool_backward(grad, to, window_of(s));
     if (s.kind == SUBSAMPLE) subsample_backward(grad, to, (int)s.stride_y);
   }

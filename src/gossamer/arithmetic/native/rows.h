@@ -67,17 +67,14 @@ INLINE void row_tile(long inputs, const float* w, const float* x, long x_row, fl
     store_eight(to + k, sums_of_eight([&](int j) __attribute__((always_inline)) { return at(k + j); }));
 }
 
-// y [output][example] = bias + W x.
-static void row_product(int outputs, long inputs, int batch, const float* w, const float* bias, Rows x, bool relu,
-                        float* y) {
+// Calls finish(output, example, sum) for all products of rows of `w`, one behind the other, with rows of `x`.
+template <class Finish>
+INLINE void row_products(int outputs, long inputs, int batch, const float* w, Rows x, Finish finish) {
   auto tile = [&]<int O, int E>(int o, int b) {
     float sums[(O * E + 7) / 8 * 8];
     row_tile<O, E>(inputs, w + o * inputs, x.at + b * x.stride, x.stride, sums);
     for (int i = 0; i < O; i++)
-      for (int e = 0; e < E; e++) {
-        const float v = sums[i * E + e] + (bias ? bias[o + i] : 0.f);
-        y[(long)(o + i) * batch + b + e] = relu && !(v > 0) ? 0.f : v;
-      }
+      for (int e = 0; e < E; e++) finish(o + i, b + e, sums[i * E + e]);
   };
   auto outputs_from = [&]<int O>(int o) {
     int b = 0;
@@ -88,6 +85,50 @@ static void row_product(int outputs, long inputs, int batch, const float* w, con
   int o = 0;
   for (; o + ROW_OUTPUTS <= outputs; o += ROW_OUTPUTS) outputs_from.template operator()<ROW_OUTPUTS>(o);
   for (; o < outputs; o++) outputs_from.template operator()<1>(o);
+}
+
+// y [output][example] = bias + W x.
+static void row_product(int outputs, long inputs, int batch, const float* w, const float* bias, Rows x, bool relu,
+                        float* y) {
+  row_products(outputs, inputs, batch, w, x, [&](int o, int b, float sum) __attribute__((always_inline)) {
+    const float v = sum + (bias ? bias[o] : 0.f);
+    y[(long)o * batch + b] = relu && !(v > 0) ? 0.f : v;
+  });
+}
+
+// ---- the gradient of the input ----------------------------------------------------------------
+
+// Adds K outputs to all examples: the weights are read once, in the order of their memory.
+template <int K>
+INLINE void add_outputs(long inputs, int batch, const float* w, const float* grad, bool first, float* to) {
+  auto piece = [&](long i, auto read, auto write) __attribute__((always_inline)) {
+    Lanes<LANES> weight[K];
+#pragma GCC unroll 8
+    for (int k = 0; k < K; k++) weight[k] = read(w + k * inputs + i);
+    for (int b = 0; b < batch; b++) {
+      float* at = to + b * inputs + i;
+      Lanes<LANES> sum = first ? all<LANES>(0) : read(at);
+#pragma GCC unroll 8
+      for (int k = 0; k < K; k++) add_product(sum, all<LANES>(grad[(long)k * batch + b]), weight[k]);
+      write(at, sum);
+    }
+  };
+  long i = 0;
+  for (; i + LANES <= inputs; i += LANES) piece(i, load<LANES>, store<LANES>);
+  const int rest = (int)(inputs - i);
+  if (rest)
+    piece(i, [&](const float* from) { return load_rest(from, rest); }, [&](float* at, const Lanes<LANES>& v) {
+      float lane[LANES];
+      store<LANES>(lane, v);
+      memcpy(at, lane, rest * sizeof(float));
+    });
+}
+// to [example][input] = the sum over outputs of grad [output][example] times W [output][input].
+static void row_product_back(int outputs, long inputs, int batch, const float* w, const float* grad, float* to) {
+  constexpr int K = NATIVE == 16 ? 8 : 4;
+  int o = 0;
+  for (; o + K <= outputs; o += K) add_outputs<K>(inputs, batch, w + o * inputs, grad + (long)o * batch, !o, to);
+  for (; o < outputs; o++) add_outputs<1>(inputs, batch, w + o * inputs, grad + (long)o * batch, !o, to);
 }
 
 // ---- rows of a batch --------------------------------------------------------------------------

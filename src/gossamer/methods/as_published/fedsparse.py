@@ -146,6 +146,11 @@ class FedSparseVariants:
             mean[name] = mean[name].to(kind.dtype).mul_(clients)
         return self.pure.ascend(state, mean)
 
+    @property
+    def own_merge(self) -> str:
+        """Why the run's rule does not apply; empty if it does."""
+        return "maximises the likelihood in closed form" if self.server_step == "closed" else ""
+
     def closed(
         self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]
     ) -> Server | None:

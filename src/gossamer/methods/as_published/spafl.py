@@ -113,7 +113,9 @@ class SpaFLVariants:
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         replies = {
-            each.client: merge.fitting(shared(each.up), shared(each.down)) for each in exchanges
+            each.client: merge.fitting(shared(each.up), shared(each.down))
+            for each in exchanges
+            if not self.pruning.clamp or merge.within(each.up.thresholds, 0, 1)
         }
         if not replies:
             return state

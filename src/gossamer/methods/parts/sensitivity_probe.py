@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gossamer import sparsity
+from gossamer import merge, sparsity
 from gossamer.core import Ctx, Masks
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import Counts, Densities
@@ -67,7 +67,7 @@ def mean_sensitivity(ctx: Ctx, replies: Iterable[object]) -> Densities:
         received.append(up.densities)
     if not received:
         return {}
-    mean = torch.stack(received).double().mean(0).tolist()
+    mean = merge.mean(({"": each.double()}, 1.0) for each in received)[""].tolist()
     return {
         name: sparsity.as_fraction(share)
         for name, share in zip(ctx.task.layout.prunable, mean, strict=True)

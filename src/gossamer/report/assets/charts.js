@@ -4,7 +4,7 @@
 const Charts = (() => {
   const {
     encode, trim, unit, seconds, bits, operations, share, round, visible, COLOURS, colour, base,
-    axis, told, band, points, line, ends, withSpread, curves, around, fromZero, extent,
+    axis, told, band, points, line, withError, curves, around, fromZero, extent, zoomed,
   } = Parts;
 
   const AXES = {
@@ -25,12 +25,24 @@ const Charts = (() => {
     const which = name === "sent" ? view.chosen.bits : name;
     const chosen = view.chosen.scale;
     const logarithmic = name !== "rounds" && (chosen === "auto" ? wide(view, AXES[which].x) : chosen === "log");
-    const wish = { table: "evaluated", y: view.chosen.accuracy, range: around, figure: share, logarithmic };
-    return curves(view, { ...AXES[which], ...wish });
+    return { ...AXES[which], table: "evaluated", y: view.chosen.accuracy, range: around, figure: share, logarithmic };
   }
 
-  const masks = (y, range) => (view) =>
-    curves(view, { ...AXES.rounds, table: "rounds", y, range, figure: share, logarithmic: false });
+  const byRound = (table, y, range) => () =>
+    ({ ...AXES.rounds, table, y, range, figure: share, logarithmic: false });
+
+  /** What the charts of curves show: which figure of which table, against what. */
+  const WISHES = {
+    rounds: (view) => accuracy(view, "rounds"),
+    sent: (view) => accuracy(view, "sent"),
+    device_seconds: (view) => accuracy(view, "device_seconds"),
+    flops: (view) => accuracy(view, "flops"),
+    worst: byRound("evaluated", "personal_worst_decile", around),
+    density: byRound("rounds", "density", fromZero),
+    mismatch: byRound("rounds", "mismatch", fromZero),
+    client_mismatch: byRound("rounds", "client_mismatch", fromZero),
+  };
+  const drawn = Object.fromEntries(Object.entries(WISHES).map(([name, wish]) => [name, (view) => curves(view, wish(view))]));
 
   function histogram(view) {
     const groups = visible(view).filter((group) => group.histogram.length);
@@ -183,7 +195,7 @@ const Charts = (() => {
       axisLine: { show: true, lineStyle: { color: view.theme.line } }, axisLabel: { fontSize: 10 },
     }));
     option.yAxis = names.map((_, at) => {
-      const heights = fromZero(known.flatMap(([, each]) => each[at].flatMap(ends)));
+      const heights = fromZero(known.map(([, each]) => each[at]));
       return axis(view, { type: "value", gridIndex: at, splitNumber: 2, axisLabel: { fontSize: 10 }, ...heights });
     });
     option.series = known.flatMap(([group, each]) => each.flatMap((rows, at) => {
@@ -195,20 +207,41 @@ const Charts = (() => {
       const lines = items.filter((item) => item.seriesType === "line");
       if (!lines.length) return "";
       const head = `${encode(names[lines[0].axisIndex])} · round ${lines[0].value[0]}`;
-      return told(head, lines.map((item) => [item.color, item.seriesName, withSpread(item.value, share)]));
+      return told(head, lines.map((item) => [item.color, item.seriesName, withError(item.value, share)]));
     };
     return option;
   }
+
+  const LEGEND = { left: 58, item: 39, line: 20 };
+
+  /** How high the legend of a partition's classes is: none if there are more classes than colours. */
+  function legendHeight(view, which) {
+    const classes = view.data.partitions[which].counts[0].length;
+    const fit = Math.max(1, Math.floor((view.width - LEGEND.left) / LEGEND.item));
+    return classes <= view.theme.classes.length ? LEGEND.line * Math.ceil(classes / fit) : 0;
+  }
+
+  const partitionHeight = (view, which) => 344 + legendHeight(view, which);
 
   /** Examples of each client by class above, and what part of its own each class is below. */
   function partition(view, which) {
     const { clients, counts } = view.data.partitions[which];
     const classes = counts[0].length;
-    const coloured = classes <= view.theme.classes.length;
+    const above = legendHeight(view, which);
+    const coloured = above > 0;
+    const labels = Array.from({ length: classes }, (_, label) => String(label));
     const sizes = counts.map((row) => row.reduce((sum, count) => sum + count, 0));
     const option = base(view);
     const outer = { left: 58, right: 4, outerBoundsMode: "none" };
-    option.grid = [{ ...outer, top: 8, height: 110 }, { ...outer, top: 130, bottom: 44 }];
+    option.grid = [{ ...outer, top: above + 8, height: 110 }, { ...outer, top: above + 130, bottom: 48 }];
+    if (coloured) {
+      const text = { fontSize: 11, color: view.theme.faint };
+      option.title = { text: "class", left: 22, top: 0, padding: [4, 0], textStyle: { ...text, fontWeight: 400 } };
+      option.legend = {
+        data: labels, left: LEGEND.left, right: 0, top: 0, padding: 0, itemWidth: 11, itemHeight: 11, itemGap: 9,
+        selectedMode: false, icon: "rect", textStyle: { ...text, color: view.theme.ink, width: 14 },
+      };
+    }
     option.tooltip.axisPointer.type = "shadow";
     option.tooltip.trigger = "item";
     option.tooltip.formatter = (item) => {
@@ -224,18 +257,18 @@ const Charts = (() => {
     });
     option.xAxis = [
       across(0, { axisLabel: { show: false } }),
-      across(1, { name: "client" }),
+      across(1, { name: "client", nameLocation: view.width < 420 ? "start" : "middle" }),
     ];
     option.yAxis = [
       axis(view, { type: "value", gridIndex: 0, splitNumber: 3, name: "examples", nameGap: 44 }),
       axis(view, {
         type: "category", gridIndex: 1, name: "class", nameGap: 44, splitLine: { show: false },
-        data: Array.from({ length: classes }, (_, label) => String(label)),
+        data: labels,
       }),
     ];
-    const layers = coloured ? Array.from({ length: classes }, (_, label) => label) : [null];
+    const layers = coloured ? labels : [null];
     const stacked = layers.map((label) => ({
-      type: "bar", stack: "classes", xAxisIndex: 0, yAxisIndex: 0, barCategoryGap: clients.length > 80 ? "0%" : "14%",
+      type: "bar", name: label === null ? "all classes" : label, stack: "classes", xAxisIndex: 0, yAxisIndex: 0, barCategoryGap: clients.length > 80 ? "0%" : "14%",
       emphasis: { disabled: true },
       itemStyle: { color: label === null ? view.theme.colours[0] : view.theme.classes[label] },
       data: label === null ? sizes : counts.map((row) => row[label]),
@@ -244,13 +277,18 @@ const Charts = (() => {
     option.series = [...stacked, {
       type: "heatmap", xAxisIndex: 1, yAxisIndex: 1, data: cells, progressive: 0, emphasis: { disabled: true },
     }];
+    const most = extent([1e-9, ...cells.map((cell) => cell[2])])[1];
     option.visualMap = {
-      show: false, seriesIndex: stacked.length, dimension: 2, min: 0, 
-      max: extent([1e-9, ...cells.map((cell) => cell[2])])[1],
+      seriesIndex: stacked.length, dimension: 2, min: 0, max: most, orient: "horizontal", right: 4, bottom: 0,
+      itemWidth: 9, itemHeight: 70, hoverLink: false, padding: 0, textGap: 6,
+      text: [`${trim(100 * most, 3)} %`, view.width < 420 ? "0 %" : "of the client’s examples: 0 %"],
+      textStyle: { fontSize: 11, color: view.theme.faint },
       inRange: { color: [view.theme.ground, view.theme.colours[0]] },
     };
     return option;
   }
+
+  const OPTIONS = { ...drawn, histogram, ledger, layers, partition };
 
   /** Whether a chart has so many shapes that they are better painted than kept one by one. */
   function many(view, name, which) {
@@ -261,20 +299,9 @@ const Charts = (() => {
 
   return {
     many,
-    options: {
-      rounds: (view) => accuracy(view, "rounds"),
-      sent: (view) => accuracy(view, "sent"),
-      device_seconds: (view) => accuracy(view, "device_seconds"),
-      flops: (view) => accuracy(view, "flops"),
-      worst: (view) => curves(view, {
-        ...AXES.rounds, table: "evaluated", y: "personal_worst_decile", range: around, figure: share, logarithmic: false,
-      }),
-      histogram, ledger, layers, partition,
-      density: masks("density", fromZero),
-      mismatch: masks("mismatch", fromZero),
-      client_mismatch: masks("client_mismatch", fromZero),
-    },
-    heights: { ledger: ledgerHeight, layers: layersHeight },
+    wishes: WISHES,
+    option: (view, name, which) => zoomed(OPTIONS[name](view, which), view.zoom),
+    heights: { ledger: ledgerHeight, layers: layersHeight, partition: partitionHeight },
     wide: (view) => bars(view).length > 1 && (() => {
       const totals = bars(view).map((row) => row.total).filter((total) => total > 0);
       return Math.max(...totals) / Math.min(...totals) > 30;

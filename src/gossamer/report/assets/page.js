@@ -8,16 +8,21 @@
   const CLASSES = 10;
   const SHOWS = {
     accuracy: ["rounds", "sent", "device_seconds", "flops"],
+    range: ["rounds", "sent", "device_seconds", "flops", "worst"],
     bits: ["sent", "ledger"],
     scale: ["sent", "device_seconds", "flops"],
     ledger: ["ledger"],
     layer: ["layers"],
   };
-  const PRINTED = { width: 330, whole: 680, height: 240, tall: 320 };
+  const PRINTED = { width: 330, whole: 680, height: 240 };
 
   const hidden = new Set();
-  const chosen = { accuracy: data.accuracy, bits: "sent", scale: "auto", ledger: "bits", layer: "density" };
-  const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({ element, drawn: null }));
+  const chosen = {
+    accuracy: data.accuracy, range: "auto", bits: "sent", scale: "auto", ledger: "bits", layer: "density",
+  };
+  const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({
+    element, name: element.dataset.chart, which: Number(element.dataset.which), drawn: null, zoom: null,
+  }));
 
   // A custom property may be a function of the colour scheme; only a real colour is resolved.
   function resolve(name) {
@@ -40,18 +45,15 @@
   let printing = false;
 
   function draw(chart) {
-    const { element } = chart;
-    const name = element.dataset.chart;
-    const which = Number(element.dataset.which);
+    const { element, name, which } = chart;
     if (!element.closest("details").open) {
       chart.width = 0; // drawn when it is opened, whatever has changed by then
       return;
     }
     const width = printing ? PRINTED[element.closest(".whole") ? "whole" : "width"] : element.clientWidth;
     if (!width) return;
-    const view = { data, chosen, hidden, theme: colours, width };
-    const paper = printing ? PRINTED[element.classList.contains("tall") ? "tall" : "height"] : 0;
-    const height = Charts.heights[name] ? Charts.heights[name](view) : paper;
+    const view = { data, chosen, hidden, theme: colours, width, zoom: chart.zoom };
+    const height = Charts.heights[name] ? Charts.heights[name](view, which) : printing ? PRINTED.height : 0;
     element.style.height = height ? `${height}px` : "";
     if (!chart.drawn) {
       const renderer = Charts.many(view, name, which) ? "canvas" : "svg";
@@ -59,7 +61,7 @@
     }
     chart.width = width;
     chart.drawn.resize({ width, height: element.clientHeight });
-    chart.drawn.setOption(Charts.options[name](view, which), { notMerge: true });
+    chart.drawn.setOption(Charts.option(view, name, which), { notMerge: true });
     if (printing) chart.drawn.getZr().flush();
   }
 
@@ -88,11 +90,56 @@
     button.addEventListener("click", () => {
       chosen[button.dataset.choice] = button.value;
       show(button.dataset.choice);
-      charts.filter((chart) => SHOWS[button.dataset.choice].includes(chart.element.dataset.chart)).forEach(draw);
+      const shown = charts.filter((chart) => SHOWS[button.dataset.choice].includes(chart.name));
+      shown.forEach((chart) => zoomTo(chart, null));
     });
   }
   if (Charts.wide({ data, chosen, hidden })) chosen.ledger = "share";
   Object.keys(chosen).forEach(show);
+
+  // zoom and downloads ----------------------------------------------------------------------------
+
+  function zoomTo(chart, selected) {
+    chart.zoom = selected;
+    const button = chart.element.closest("figure").querySelector("[data-tool=zoom]");
+    if (button) {
+      button.textContent = selected ? "Reset" : "Zoom";
+      button.setAttribute("aria-pressed", "false");
+    }
+    draw(chart);
+  }
+
+  /** A view for a figure on white paper, whatever the page looks like. */
+  function printed(chart) {
+    const before = root.dataset.theme;
+    root.dataset.theme = "light";
+    const view = { data, chosen, hidden, theme: theme(), zoom: chart.zoom };
+    if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    return view;
+  }
+
+  for (const chart of charts) {
+    const figure = chart.element.closest("figure");
+    const zoom = figure.querySelector("[data-tool=zoom]");
+    if (zoom) {
+      const armed = () => zoom.getAttribute("aria-pressed") === "true";
+      zoom.addEventListener("click", () => {
+        if (chart.zoom) zoomTo(chart, null);
+        else zoom.setAttribute("aria-pressed", String(!armed()));
+        chart.element.classList.toggle("armed", armed());
+      });
+      Zoom.watch(chart, armed, (selected) => {
+        zoomTo(chart, selected);
+        chart.element.classList.remove("armed");
+      });
+    }
+    for (const button of figure.querySelectorAll("[data-download]")) {
+      const name = figure.querySelector("figcaption b").textContent;
+      const whole = Boolean(chart.element.closest(".whole"));
+      button.addEventListener("click", () => Downloads[button.value](name, printed(chart), { ...chart, whole }));
+    }
+  }
 
   // colours ---------------------------------------------------------------------------------------
 

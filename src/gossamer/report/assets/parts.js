@@ -74,7 +74,7 @@ const Parts = (() => {
       .map(([paint, name, text]) => `<tr><td>${dot(paint)}${encode(name)}</td><td>${text}</td></tr>`)
       .join("")}</table>`;
 
-  /** The band of one standard deviation around a mean, as one polygon below its line. */
+  /** The band of one standard error around a mean, as one polygon below its line. */
   function band(view, group, points) {
     const known = points.filter((point) => point[3] !== null && point[3] !== undefined);
     if (known.length < 2) return [];
@@ -102,11 +102,11 @@ const Parts = (() => {
     }];
   }
 
-  /** Rows of x, y, round and spread, without gaps; on a logarithmic axis without zeros. */
+  /** Rows of x, y, round, standard error and seeds, without gaps; on a logarithmic axis without zeros. */
   function points(table, x, y, logarithmic) {
-    const spread = table[`${y}±`];
+    const [errors, seeds] = [table[`${y}±`], table[`${y}#`]];
     const rows = (table[y] || []).map((value, at) => [
-      (table[x] || [])[at], value, table.round[at], spread ? spread[at] : null,
+      (table[x] || [])[at], value, table.round[at], errors ? errors[at] : null, seeds ? seeds[at] : 1,
     ]);
     return rows.filter(([where, value]) =>
       where !== null && where !== undefined && value !== null && (!logarithmic || where > 0));
@@ -132,27 +132,29 @@ const Parts = (() => {
   /** How far a mean and its band reach. */
   const ends = (row) => (row[3] ? [row[1] - row[3], row[1] + row[3]] : [row[1]]);
 
-  const withSpread = (row, text) => (row[3] ? `${text(row[1])} ± ${trim(row[3], 2)}` : text(row[1]));
+  const withError = (row, text) =>
+    row[3] ? `${text(row[1])} ± ${trim(row[3], 2)} <small>n = ${row[4]}</small>` : text(row[1]);
 
   /** Curves of all groups that are shown: one figure against rounds, bits, time or operations. */
   function curves(view, wish) {
     const groups = visible(view);
     const found = groups.map((group) => [group, points(group[wish.table], wish.x, wish.y, wish.logarithmic)]);
-    const furthest = extent([0, ...found.flatMap(([, rows]) => rows.map((row) => row[0]))])[1];
+    const furthest = extent([0, ...view.data.groups.flatMap((group) => group[wish.table][wish.x] || [])])[1];
     const [size, name] = wish.unit ? wish.unit(furthest) : [1];
     for (const [, rows] of found) for (const row of rows) row[0] /= size;
     const label = (value) => {
       if (wish.x === "round") return String(value);
       return name ? `${trim(value)} ${name}` : wish.text(value, 3);
     };
-    const heights = wish.range(found.flatMap(([, rows]) => rows.flatMap(ends)));
+    const inside = found.map(([, rows]) => rows.filter(([x]) => !view.zoom || (x >= view.zoom.x[0] && x <= view.zoom.x[1])));
+    const heights = wish.range(inside, view.zoom ? "whole" : view.chosen.range);
     const option = base(view);
     option.tooltip.formatter = (items) => {
       const lines = items.filter((item) => item.seriesType === "line");
       if (!lines.length) return "";
       const where = lines[0].value;
       const head = wish.x === "round" ? round(where[0]) : `${wish.text(where[0] * size)} · round ${where[2]}`;
-      return told(head, lines.map((item) => [item.color, item.seriesName, withSpread(item.value, wish.figure)]));
+      return told(head, lines.map((item) => [item.color, item.seriesName, withError(item.value, wish.figure)]));
     };
     option.xAxis = axis(view, {
       type: wish.logarithmic ? "log" : "value",
@@ -176,23 +178,65 @@ const Parts = (() => {
     return all.length ? 10 ** Math.floor(Math.log10(extent(all)[0]) + 1e-9) : undefined;
   }
 
-  /** Round figures around what is there, within 0 to 1. */
-  function around(values) {
-    if (!values.length) return { min: 0, max: 1 };
-    const [least, most] = extent(values);
-    const interval = most - least > 0.5 ? 0.2 : most - least > 0.2 ? 0.1 : 0.05;
-    const down = Math.floor(least / interval + 1e-9) * interval;
-    const up = Math.ceil(most / interval - 1e-9) * interval;
-    return { min: Math.max(0, trim(down)), max: Math.min(1, trim(up)), interval };
+  const TICKS = 7;
+  const PADDING = 0.04;
+  const FLATTEST = 0.02; // the least height of an axis of accuracies: two points
+  const LATE = 5; // points that must remain of every curve whose rise is left out
+
+  /** Round figures from `least` to `most`: what ECharts needs to know of an axis. */
+  function ticks(least, most) {
+    const size = 10 ** Math.floor(Math.log10((most - least) / TICKS));
+    const interval = size * [1, 2, 5, 10].find((times) => (most - least) / (size * times) <= TICKS);
+    const digits = Math.max(0, -Math.floor(Math.log10(interval) + 1e-9));
+    const snap = (value, round) => Number((round(value / interval) * interval).toFixed(digits));
+    return {
+      min: snap(least, (steps) => Math.floor(steps + 1e-6)), max: snap(most, (steps) => Math.ceil(steps - 1e-6)),
+      interval, axisLabel: { formatter: (value) => value.toFixed(digits) },
+    };
   }
 
-  const fromZero = (values) => ({ min: 0, max: values.length && extent(values)[1] > 0 ? undefined : 1 });
+  /** The rows of a curve in the later half of its rounds. */
+  const late = (rows) => rows.filter((row) => row[2] >= rows.at(-1)[2] / 2);
+
+  /**
+   * The heights of accuracies, within 0 to 1. Most curves rise steeply and then differ by a point, so that those
+   * points show only without the rise: unless all is wanted, the axis leaves it out where it is most of the height.
+   */
+  function around(curves, range) {
+    const known = curves.filter((rows) => rows.length);
+    if (!known.length) return { min: 0, max: 1 };
+    const all = extent(known.flatMap((rows) => rows.flatMap(ends)));
+    const end = extent(known.flatMap((rows) => late(rows).flatMap(ends)));
+    const flat = end[1] - end[0] < 0.5 * (all[1] - all[0]) && known.every((rows) => late(rows).length >= LATE);
+    const [least, most] = range === "late" || (range === "auto" && flat) ? end : all;
+    const margin = Math.max(PADDING * (most - least), (FLATTEST - (most - least)) / 2);
+    return ticks(Math.max(0, least - margin), Math.min(1, most + margin));
+  }
+
+  const fromZero = (curves) => {
+    const values = curves.flatMap((rows) => rows.flatMap(ends));
+    return { min: 0, max: values.length && extent(values)[1] > 0 ? undefined : 1 };
+  };
+
+  /** An option whose axes show only what was selected. */
+  function zoomed(option, zoom) {
+    if (!zoom) return option;
+    for (const axis of [option.xAxis].flat()) {
+      const whole = axis.type === "category";
+      Object.assign(axis, { min: whole ? Math.round(zoom.x[0]) : zoom.x[0], max: whole ? Math.round(zoom.x[1]) : zoom.x[1] });
+      if (whole) continue;
+      Object.assign(axis.axisLabel, { showMinLabel: false, showMaxLabel: false });
+      if (zoom.x[1] / zoom.x[0] < 30) axis.type = "value"; // too few powers of ten to read
+    }
+    if (zoom.y) Object.assign(option.yAxis, { ...zoom.y, axisLabel: { ...option.yAxis.axisLabel, ...zoom.y.axisLabel } });
+    return option;
+  }
 
   const extent = (values) =>
     values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
 
   return {
     encode, trim, unit, seconds, bits, operations, share, round, visible, COLOURS, colour, base,
-    axis, told, band, points, line, ends, withSpread, curves, around, fromZero, extent,
+    axis, told, band, points, line, ends, withError, curves, around, fromZero, extent, ticks, zoomed, dash,
   };
 })();

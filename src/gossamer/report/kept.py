@@ -1,0 +1,165 @@
+"""Results as small files that last: the settings, the environment and the curves of a finished run.
+
+A run's folder has megabytes of events and states; what tables and pictures need of it are a few
+kilobytes. `results/` in the repository holds such files, and pages of the documentation are written
+from them. They are read back as runs, so whatever presents a run presents a kept one.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gossamer import fields
+from gossamer.config import Config
+from gossamer.engine import Options
+from gossamer.engine.files import write_atomically
+from gossamer.report.curves import short
+from gossamer.report.groups import IRRELEVANT
+from gossamer.report.runs import EVALUATED, Curve, Run
+
+FORMAT = 1
+POINTS = 60
+"""Evaluations that are kept of a run, about; the best and the latest are among them."""
+LATEST = 10
+"""Some papers report the mean of the last ten evaluations."""
+STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable")
+
+
+def keep(run: Run, path: Path) -> Path:
+    """Writes a finished run as a small file.
+
+    Args:
+        run: As `read_run` reads it from its folder.
+        path: Of the file; folders are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: The run has not finished, is damaged, or its configuration is missing.
+    """
+    if run.damaged:
+        raise ValueError(f"{run.folder} is damaged: {'; '.join(run.notices)}")
+    if not run.finished:
+        raise ValueError(f"{run.folder} has not finished; results are kept of finished runs only")
+    if not run.config:
+        raise ValueError(f"{run.folder} has no configuration, so its figures could not be repeated")
+    clock = run.finished.get("clock", {})
+    rounds, columns = _columns(run.curves)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "command": run.command,
+        "config": run.config,
+        "environment": run.started.get("environment", {}),
+        "started": {name: run.started[name] for name in STARTED if name in run.started},
+        "finished": {
+            **{name: run.finished.get(name) for name in ("round", "accuracy", "state_hash")},
+            "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
+        },
+        "failed": run.failed,
+        "curves": {"round": rounds, **columns},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, _lines(content).encode())
+    return path
+
+
+def read_kept(path: Path) -> Run:
+    """A kept result as a run.
+
+    Raises:
+        ValueError: The file is no kept result, or one of a newer format.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ValueError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+        finished = dict(content["finished"])
+        columns = dict(content["curves"])
+        rounds = columns.pop("round")
+        return Run(
+            folder=str(path),
+            started={**content["started"], "environment": content["environment"]},
+            finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
+            curves={name: _curve(rounds, column) for name, column in columns.items()},
+            failed=content["failed"],
+            config=content["config"],
+            text=f"# {content['command']}\n",
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as damage:
+        raise ValueError(f"{path} is no kept result: {damage!r}") from damage
+
+
+class Shelf:
+    """The kept results below a folder, found by their settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._runs: dict[str, Run] = {}
+        for path in sorted(folder.rglob("*.json")) if folder.is_dir() else ():
+            if _is_kept(path):
+                run = read_kept(path)
+                self._runs[_identity(run.config)] = run
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def find(self, config: Config) -> Run | None:
+        """The result of a run with these settings and this seed, if it was kept."""
+        return self._runs.get(_identity(tomllib.loads(config.toml())))
+
+
+def _is_kept(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b'"format"' in file.read(40)
+
+
+def _identity(config: Mapping[str, Any]) -> str:
+    """A text that is equal for configurations whose runs have the same results.
+
+    Options with their usual value are left out, so that results from before an option are found.
+    """
+    usual = {f"options.{item.name}": item.default for item in fields.settings(Options())}
+    tables = {name: value for name, value in config.items() if isinstance(value, dict)}
+    settings = {
+        f"{table}.{name}": float(value) if type(value) is int else value
+        for table, values in tables.items()
+        for name, value in values.items()
+        if f"{table}.{name}" not in IRRELEVANT - {"experiment.seed"}
+        and (f"{table}.{name}" not in usual or usual[f"{table}.{name}"] != value)
+    }
+    return json.dumps([config.get("method"), settings], sort_keys=True, default=str)
+
+
+def _columns(curves: Mapping[str, Curve]) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Rounds to keep, and every curve at these rounds."""
+    tested = [curves[name] for name in EVALUATED if curves.get(name)] or list(curves.values())
+    rounds = sorted({place for curve in tested for place in curve})
+    every = -(-len(rounds) // POINTS) or 1
+    chosen = {*rounds[::every], *rounds[-LATEST:]}
+    for curve in tested:
+        chosen |= {max(curve, key=lambda at: (curve[at], -at)), max(curve)}
+    chosen |= {max(curve) for curve in curves.values() if curve}
+    kept = sorted(chosen)
+    return kept, {name: [short(curve.get(at)) for at in kept] for name, curve in curves.items()}
+
+
+def _curve(rounds: Iterable[int], column: Iterable[float | None]) -> Curve:
+    return {at: float(value) for at, value in zip(rounds, column, strict=True) if value is not None}
+
+
+def _lines(content: Mapping[str, Any]) -> str:
+    """JSON with one line per entry and per curve, so that a change can be read."""
+    curves = ",\n  ".join(
+        f"{json.dumps(name)}: {json.dumps(column)}" for name, column in content["curves"].items()
+    )
+    rest = [
+        f"{json.dumps(name)}: {json.dumps(value)}"
+        for name, value in content.items()
+        if name != "curves"
+    ]
+    return "{" + ",\n ".join([*rest, f'"curves": {{\n  {curves}\n }}']) + "}\n"
