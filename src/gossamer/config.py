@@ -16,8 +16,10 @@ import torch
 from gossamer import data, fields, models
 from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
+from gossamer.config_paths import absolute as absolute
+from gossamer.config_paths import absolute_paths as absolute_paths
+from gossamer.config_paths import beside
 from gossamer.core import AnyMethod, Key
-from gossamer.data.budgets import are_shares
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
@@ -251,8 +253,7 @@ def read(path: Path, shipped: bool = False) -> Config:
         KeyError: a name is unknown; the message suggests the nearest known one.
     """
     plain = tables(path)
-    if shipped:
-        _beside(path.resolve().parent, plain)
+    beside(path.resolve().parent, plain, shipped)
     method = find_method(plain["method"])
     names = {item.name: item for item in fields.settings(method)}
     settings = plain.get("settings", {})
@@ -282,14 +283,6 @@ def tables(path: Path) -> dict[str, Any]:
         if name not in ("method", "name") and not isinstance(plain[name], dict):
             raise ValueError(f"{name} in {path} is a table; write [{name}] and its entries below")
     return plain
-
-
-def _beside(folder: Path, plain: dict[str, Any]) -> None:
-    """Gives Python files that a configuration names the folder that they lie in."""
-    for table, name in ((plain, "method"), (plain.get("experiment", {}), "model")):
-        place, colon, rest = str(table.get(name, "")).partition(":")
-        if colon and place.endswith(".py"):
-            table[name] = f"{folder / place}:{rest}"
 
 
 def common(plain: Mapping[str, Any]) -> Config:
@@ -353,31 +346,6 @@ def _names(method: AnyMethod) -> set[str]:
 
 def _module_name(method: AnyMethod) -> str:
     return type(method).__module__.rpartition(".")[2]
-
-
-def absolute(method: str) -> str:
-    """A method's name with the full path of its file, so that it is valid in every folder."""
-    place, colon, member = method.rpartition(":")
-    return f"{Path(place).resolve()}:{member}" if colon and place.endswith(".py") else method
-
-
-def absolute_paths(experiment: Experiment) -> Experiment:
-    """The experiment with full paths of its files, so that it is valid in every folder."""
-    form, colon, path = experiment.data.partition(":")
-    if colon and path and form in data.FORMATS:
-        experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
-    if colon and form.endswith(".py"):
-        experiment = dataclasses.replace(experiment, data=f"{_full(form)}:{path}")
-    place, colon, rest = experiment.model.partition(":")
-    if colon and place.endswith(".py"):
-        experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
-    if experiment.budgets and not are_shares(experiment.budgets):
-        experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
-    return experiment
-
-
-def _full(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 def nearest(name: str, known: Any) -> str:

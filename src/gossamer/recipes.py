@@ -14,7 +14,8 @@ from torch.nn import functional
 from gossamer import data, fields, models
 from gossamer.config import Config, Experiment, absolute_paths, find_method, toml
 from gossamer.core import AnyMethod
-from gossamer.data.federation import Federation, Origin
+from gossamer.data.federation import Federation
+from gossamer.data.origin import Origin
 from gossamer.engine.run_record import Run
 from gossamer.methods import METHODS
 from gossamer.references import PYTHON, only_in_python, reference

@@ -13,8 +13,9 @@ from gossamer.config import find_method
 from gossamer.engine import Options, Summary
 from gossamer.engine.options import Select
 from gossamer.recipes import FederationLike, MethodLike, TaskLike, parts
-from gossamer.reproduce import sweeps
-from gossamer.reproduce.sweeps import Trial
+from gossamer.reproduce import sweep_results
+from gossamer.reproduce.sweep_results import Trial
+from gossamer.reproduce.sweeps import combinations
 from gossamer.running import run
 
 
@@ -30,15 +31,14 @@ class Sweep:
     @property
     def best(self) -> Mapping[str, Any]:
         """The settings with the best mean accuracy on the data that decide."""
-        winner = sweeps.best(self.trials, self.select)
+        winner = sweep_results.best(self.trials, self.select)
         if winner is None:
             raise ValueError("no run of the sweep was evaluated; use `eval_every=1`")
         return winner.settings
 
     def __repr__(self) -> str:
-        return (
-            f"{sweeps.text(self.trials, self.select)}\n{sweeps.verdict(self.trials, self.select)}"
-        )
+        told = (sweep_results.text, sweep_results.verdict)
+        return "\n".join(tell(self.trials, self.select) for tell in told)
 
 
 def sweep(
@@ -77,7 +77,7 @@ def sweep(
             )
     made = parts(base, task, federation, seeds[0])
     runs: list[tuple[Mapping[str, Any], int, Summary]] = []
-    tried = sweeps.combinations(settings)
+    tried = combinations(settings)
     for chosen in tried:
         for seed in seeds:
             folder = None if out is None else Path(out) / _name(chosen) / f"seed-{seed}"
@@ -98,7 +98,7 @@ def sweep(
         Trial(chosen, [summary.figures() for each, _, summary in runs if each is chosen])
         for chosen in tried
     ]
-    return Sweep(sweeps.ranked(trials, options.select), runs, options.select)
+    return Sweep(sweep_results.ranked(trials, options.select), runs, options.select)
 
 
 def _name(chosen: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ import gossamer as gs
 from gossamer.cli import main
 from gossamer.engine.options import Options
 from gossamer.fields import settings
-from gossamer.reproduce import sweeps
-from gossamer.reproduce.sweeps import Trial
+from gossamer.reproduce import sweep_results, sweeps
+from gossamer.reproduce.sweep_results import Trial
 
 KNOWN = {item.name: item for item in (*settings(gs.FedAvg()), *settings(Options()))}
 
@@ -64,27 +64,27 @@ def trial(name: str, valid: list[float], test: list[float], missing: int = 0) ->
 
 def test_validation_data_decide_and_not_test_data() -> None:
     trials = [trial("a", [0.5, 0.6], [0.9, 0.9]), trial("b", [0.7, 0.8], [0.4, 0.4])]
-    winner = sweeps.best(trials, "valid")
+    winner = sweep_results.best(trials, "valid")
     assert winner is not None and winner.settings == {"lr": "b"}
-    assert sweeps.text(trials, "valid").splitlines()[2].lstrip().startswith("* b")
-    other = sweeps.best(trials, "test")
+    assert sweep_results.text(trials, "valid").splitlines()[2].lstrip().startswith("* b")
+    other = sweep_results.best(trials, "test")
     assert other is not None and other.settings == {"lr": "a"}
-    assert "chosen: expect less" in sweeps.verdict(trials, "test")
+    assert "chosen: expect less" in sweep_results.verdict(trials, "test")
 
 
 def test_a_combination_with_failed_runs_does_not_win() -> None:
     trials = [trial("a", [0.9], [0.9], missing=1), trial("b", [0.7, 0.8], [0.4, 0.4])]
-    winner = sweeps.best(trials, "valid")
+    winner = sweep_results.best(trials, "valid")
     assert winner is not None and winner.settings == {"lr": "b"}
-    assert sweeps.best([trials[0]], "valid") is None
-    assert "(1 missing)" in sweeps.text(trials, "valid")
+    assert sweep_results.best([trials[0]], "valid") is None
+    assert "(1 missing)" in sweep_results.text(trials, "valid")
 
 
 def test_a_difference_within_the_noise_is_not_shown() -> None:
     near = [trial("a", [0.70, 0.80], [0.5, 0.5]), trial("b", [0.71, 0.81], [0.5, 0.5])]
-    assert "no difference shown to lr=a" in sweeps.verdict(near, "valid")
+    assert "no difference shown to lr=a" in sweep_results.verdict(near, "valid")
     far = [trial("a", [0.10, 0.11], [0.5, 0.5]), trial("b", [0.71, 0.72], [0.5, 0.5])]
-    assert "no difference" not in sweeps.verdict(far, "valid")
+    assert "no difference" not in sweep_results.verdict(far, "valid")
 
 
 @pytest.fixture

@@ -317,7 +317,7 @@ def test_a_sample_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         options = Options(workers=1, eval_clients=most)
         run(fedavg(), linear(), Toy(pool=6), rounds=2, options=options)
-        assert caplog.text.count("a sample of 4 of 6 clients; --eval-clients 0") == said
+        assert caplog.text.count("a sample of 4 of 6 clients; `eval_clients=0`") == said
 
 
 def test_what_is_cached_of_clients_is_no_view_of_all_their_data() -> None:

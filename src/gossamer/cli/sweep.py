@@ -21,10 +21,10 @@ from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.processor import cores
 from gossamer.fields import Setting
 from gossamer.report import NoRun, report
-from gossamer.reproduce import comparison, sweeps
+from gossamer.reproduce import comparison, sweep_results, sweeps
 from gossamer.reproduce.comparison import as_json, description, run_of
 from gossamer.reproduce.plans import Contender, Plan, plans
-from gossamer.reproduce.sweeps import Trial
+from gossamer.reproduce.sweep_results import Trial
 
 STATE = "sweep.json"
 """What a sweep's folder calls its own settings and results."""
@@ -161,12 +161,12 @@ def _present(todo: Sequence[Plan], out: Path, state: Mapping[str, Any], options:
     """Prints the table, and writes it as CSV, as JSON and as a page."""
     select = state["select"]
     trials = _trials(todo, state["tried"])
-    told = sweeps.verdict(trials, select)
-    say(f"{sweeps.text(trials, select)}\n{told}")
-    winner = sweeps.best(trials, select)
+    told = sweep_results.verdict(trials, select)
+    say(f"{sweep_results.text(trials, select)}\n{told}")
+    winner = sweep_results.best(trials, select)
     if winner is not None:
         say(f"run it: {_command(todo[0], winner)}")
-    write_atomically(out / "sweep.csv", sweeps.comma_separated(trials, select).encode())
+    write_atomically(out / "sweep.csv", sweep_results.comma_separated(trials, select).encode())
     files = {"csv": str(out / "sweep.csv")}
     experiment = todo[0].config.experiment
     try:
@@ -190,7 +190,7 @@ def _present(todo: Sequence[Plan], out: Path, state: Mapping[str, Any], options:
             "best": None if winner is None else dict(winner.settings),
             "trials": [
                 {"settings": dict(trial.settings), "missing": trial.missing, "runs": trial.figures}
-                for trial in sweeps.ranked(trials, select)
+                for trial in sweep_results.ranked(trials, select)
             ],
         }
         print(json.dumps(figures), flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,25 +12,8 @@ from torch import Tensor
 
 from gossamer.core import Client, Data, Examples, Key
 
-if TYPE_CHECKING:
-    from gossamer.data.inputs import Inputs
-
 Augment = Callable[[Tensor, Key], Tensor]
 """Augments a batch of training inputs by the key of the step."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The arguments of `data.federation` that build a federation again."""
-
-    name: str
-    partition: str | None
-    pool: int | None
-    seed: int
-    least: int | None
-    valid: float
-    inputs: Inputs
-    budgets: str | None
 
 
 MAKERS = ("from_arrays", "from_torch", "from_clients", "from_hugging_face")

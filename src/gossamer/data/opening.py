@@ -11,8 +11,8 @@ from gossamer.core import Key
 from gossamer.data.arrays import Arrays
 from gossamer.data.budgets import deal_budgets
 from gossamer.data.download import Progress, bar, fetch
-from gossamer.data.federation import Origin
 from gossamer.data.inputs import Inputs
+from gossamer.data.origin import Origin
 from gossamer.data.partitions import parse
 from gossamer.data.sources import FORMATS, SOURCES
 from gossamer.data.sources.search import advice, find, located

@@ -22,8 +22,9 @@ import torch
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Pool
 from gossamer.data.budgets import deal_budgets, facts
-from gossamer.data.federation import Augment, Origin
+from gossamer.data.federation import Augment
 from gossamer.data.inputs import Floats, Ints
+from gossamer.data.origin import Origin
 
 
 @dataclass(frozen=True)

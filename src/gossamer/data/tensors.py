@@ -13,8 +13,9 @@ from torch import Tensor
 from gossamer.core import Client, Data, Examples, Key
 from gossamer.data.arrays import Arrays, Index, Pool, Split
 from gossamer.data.budgets import deal_budgets, facts
-from gossamer.data.federation import Augment, Origin
+from gossamer.data.federation import Augment
 from gossamer.data.inputs import Floats, Inputs, Ints, Rows, Scale
+from gossamer.data.origin import Origin
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def sample_notice(run: Run) -> str:
         return ""
     return (
         f"personal figures are those of a sample of {options.eval_clients:,} of {count:,} clients; "
-        "--eval-clients 0 evaluates all"
+        "`eval_clients=0` evaluates all"
     )
 
 

@@ -127,6 +127,6 @@ def alone(config: Config, name: str) -> Whole:
     """A data set that is not divided."""
     experiment = replace(config.experiment, data=name, partition="iid", pool=1, budgets="")
     made = replace(config, experiment=experiment).build_federation()
-    if not isinstance(made, Whole):
-        raise ValueError(f"{name} makes a federation; nodes need one data set each")
-    return made
+    if isinstance(made, Whole):
+        return made
+    raise ValueError(f"{name} makes a federation; nodes need one data set each")

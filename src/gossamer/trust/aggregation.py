@@ -42,7 +42,7 @@ def parse(text: str) -> Rule | None:
     word, colon, number = text.partition(":")
     match word:
         case "mean" | "median" | "geometric-median" if colon:
-            raise ValueError(f"`aggregate={word}` takes no number, but {text!r} has one")
+            raise ValueError(f"`aggregate=` {word} takes no number, but {text!r} has one")
         case "mean":
             return None
         case "median":
@@ -52,16 +52,16 @@ def parse(text: str) -> Rule | None:
         case "trimmed":
             share = _number(text, number)
             if not 0 <= share < 0.5:
-                raise ValueError(f"`aggregate=trimmed` takes a share in [0, 0.5), not {number}")
+                raise ValueError(f"`aggregate='trimmed'` takes a share in [0, 0.5), not {number}")
             return Trimmed(share)
         case "clipped":
             radius = _number(text, number)
             if not radius > 0:
-                raise ValueError(f"`aggregate=clipped` takes a radius above 0, not {number}")
+                raise ValueError(f"`aggregate='clipped'` takes a radius above 0, not {number}")
             return Clipped(radius)
         case "krum":
             if not number.isdecimal():
-                raise ValueError(f"`aggregate=krum` takes a number of clients, not {number!r}")
+                raise ValueError(f"`aggregate='krum'` takes a number of clients, not {number!r}")
             return Krum(int(number))
     raise ValueError(f"`aggregate=` is {FORMS}, not {text!r}")
 
@@ -72,13 +72,13 @@ def check(text: str, method: AnyMethod, name: str) -> None:
     own = getattr(method, "own_merge", "")
     if rule is not None and own:
         raise ValueError(
-            f"`aggregate={text}` replaces a mean, but {name} {own}; use `aggregate=mean`, or a "
+            f"`aggregate=` {text} replaces a mean, but {name} {own}; use `aggregate='mean'`, or a "
             "method that averages replies, such as fedavg, spafl, spdst or fedpm"
         )
     clients = fields.value(method, "clients")
     if isinstance(rule, Krum) and isinstance(clients, int) and clients < 2 * rule.faulty + 3:
         raise ValueError(
-            f"`aggregate={text}` needs at least {2 * rule.faulty + 3} clients per round, not "
+            f"`aggregate=` {text} needs at least {2 * rule.faulty + 3} clients per round, not "
             f"{clients}; use more `clients=`, or a smaller number after krum:"
         )
 

@@ -47,7 +47,7 @@ OWN_SUBMODELS = Privacy(
 )
 LEARNED_DENSITIES = Privacy(
     refused="begins with a few clients that learn masks from their data and send the density of "
-    "each layer; use `allocation=erk` or uniform, which need no data"
+    "each layer; use `allocation='erk'` or uniform, which need no data"
 )
 UNDECLARED = Privacy(
     refused="does not declare what its replies tell about clients; give it an attribute "

@@ -80,8 +80,8 @@ class Spec:
                 raise ValueError(f"`dp=`: {name} must be {words}, not {value:g}")
         if self.local and self.quantile is not None:
             raise ValueError(
-                "`dp=` local: adaptive clipping needs to know how many changes were clipped, which "
-                "clients do not tell; use a fixed clip, e.g. local:clip=1.0,noise=4"
+                "`dp=` local: adaptive clipping needs to know how many changes were clipped, "
+                "which clients do not tell; use a fixed clip, e.g. local:clip=1.0,noise=4"
             )
         if self.local and sampled:
             raise ValueError(

@@ -1,0 +1,51 @@
+"""Paths in configurations: complete, so that they are valid in every folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gossamer import data
+from gossamer.data.budgets import are_shares
+
+if TYPE_CHECKING:
+    from gossamer.config import Experiment
+
+
+def absolute(method: str) -> str:
+    """A method's name with the full path of its file, so that it is valid in every folder."""
+    place, colon, member = method.rpartition(":")
+    return f"{Path(place).resolve()}:{member}" if colon and place.endswith(".py") else method
+
+
+def absolute_paths(experiment: Experiment) -> Experiment:
+    """The experiment with full paths of its files, so that it is valid in every folder."""
+    form, colon, path = experiment.data.partition(":")
+    if colon and path and form in data.FORMATS:
+        experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
+    if colon and form.endswith(".py"):
+        experiment = dataclasses.replace(experiment, data=f"{_full(form)}:{path}")
+    place, colon, rest = experiment.model.partition(":")
+    if colon and place.endswith(".py"):
+        experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
+    if experiment.budgets and not are_shares(experiment.budgets):
+        experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
+    return experiment
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def beside(folder: Path, plain: dict[str, Any], shipped: bool) -> None:
+    """Gives Python files that lie beside a configuration their folder.
+
+    Unless they were shipped with it, files of the same name in the working folder come first.
+    """
+    experiment = plain.get("experiment", {})
+    for table, name in ((plain, "method"), (experiment, "model"), (experiment, "data")):
+        place, colon, rest = str(table.get(name, "")).partition(":")
+        known = colon and place.endswith(".py") and (folder / place).is_file()
+        if known and (shipped or not Path(place).exists()):
+            table[name] = f"{folder / place}:{rest}"
