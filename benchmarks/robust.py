@@ -12,16 +12,20 @@ Thresholds are kept in [0, 1], since others are refused. Of masks, noise is rand
 their complement; bits cannot be scaled. `--reply-limit` is at its default throughout.
 """
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gossamer as gs
+from benchmarks.machine import machine
 from gossamer import data, models
 from gossamer.core import Ctx, Exchange
 from gossamer.engine import Options, Run
@@ -34,6 +38,9 @@ from gossamer.trust.changes import change, norm, with_change
 from gossamer.wire import Schema, encode, flatten
 from gossamer.wire.kinds import is_masks
 
+Case = tuple[str, str, str, float]
+"""A method, a rule, an attack, and the share of hostile clients."""
+STUDY = Path(__file__).parents[1] / "results" / "robust.json"
 POOL, ROUNDS, SEEDS = 20, 12, (0, 1)
 MODEL, DATA, PARTITION = "mlp:hidden=32", "fmnist-mini", "dirichlet:1"
 RULES = ("mean", "median", "trimmed:0.3", "clipped:1", "krum:6", "geometric-median")
@@ -49,26 +56,41 @@ METHODS = {
 
 
 def measure() -> dict[str, object]:
-    """The accuracy after the last round of every run: of personal models for SpaFL."""
-    began = time.process_time()
-    return described([row for method in METHODS for row in rows(method)], began)
+    """The accuracy after the last round of every run: of personal models for SpaFL.
 
-
-def rows(method: str) -> list[dict[str, object]]:
-    """All runs of a method."""
+    What `results/robust.json` has of the same settings is not run again, and the file is written
+    after every case: the command may be stopped, and continues where it was.
+    """
     torch.set_num_threads(1)
-    cases = [("none", 0.0), *((attack, share) for attack in ATTACKS for share in SHARES)]
-    return [
-        _row(method, rule, *case)
-        for rule in RULES
-        for case in cases
-        if (method, case[0]) != ("fedpm", "scaled")
-    ]
+    known = _known()
+    for case in _cases():
+        if (known.get(case) or {}).get("curves") is None:
+            known[case] = _row(*case)
+            STUDY.write_text(json.dumps(described(known), indent=2) + "\n")
+    return described(known)
 
 
-def described(runs: list[dict[str, object]], began: float) -> dict[str, object]:
+def _cases() -> Iterator[Case]:
+    attacks = [("none", 0.0), *((attack, share) for attack in ATTACKS for share in SHARES)]
+    for method, rule, (attack, share) in product(METHODS, RULES, attacks):
+        if (method, attack) != ("fedpm", "scaled"):
+            yield method, rule, attack, share
+
+
+def _known() -> dict[Case, dict[str, Any]]:
+    """The rows of the file, if it has the settings of this study."""
+    found = json.loads(STUDY.read_text()) if STUDY.exists() else {}
+    if found.get("settings") != described({})["settings"]:
+        return {}
+    keys = ("method", "aggregate", "attack", "hostile")
+    return {tuple(row[key] for key in keys): row for row in found["runs"]}
+
+
+def described(known: dict[Case, dict[str, Any]]) -> dict[str, object]:
     """The study: what was run, and what came of it."""
     return {
+        "benchmark": "robust",
+        "machine": machine(),
         "command": "python -m benchmarks robust",
         "settings": {
             "data": DATA,
@@ -80,12 +102,12 @@ def described(runs: list[dict[str, object]], began: float) -> dict[str, object]:
             "methods": {name: {**COMMON, **own} for name, own in METHODS.items()},
         },
         "figure": "global accuracy; for spafl, the mean of clients' personal accuracies",
-        "runs": runs,
-        "processor_seconds": round(time.process_time() - began),
+        "runs": [known[case] for case in _cases() if case in known],
     }
 
 
-def _row(method: str, rule: str, attack: str, share: float) -> dict[str, object]:
+def _row(method: str, rule: str, attack: str, share: float) -> dict[str, Any]:
+    began = time.process_time()
     found = [_accuracies(method, rule, attack, share, seed) for seed in SEEDS]
     print(method, rule, attack, share, [curve[-1] for curve, _ in found], flush=True)
     return {
@@ -96,6 +118,7 @@ def _row(method: str, rule: str, attack: str, share: float) -> dict[str, object]
         "accuracy": [curve[-1] for curve, _ in found],
         "refused": [refused for _, refused in found],
         "curves": [curve for curve, _ in found],
+        "processor_seconds": round(time.process_time() - began, 1),
     }
 
 

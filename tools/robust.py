@@ -41,6 +41,8 @@ def tables(found: dict[str, Any]) -> str:
         ]
         parts.append("\n".join(lines))
     error = 100 * pooled_error(runs)
+    if missing(runs):
+        parts.append(f"{missing(runs)} cells are not measured yet.")
     parts.append(
         "A star: the limit refused at least one hostile reply. The standard error of a cell is "
         f"{error:.1f} points,\npooled over all cells; differences below "
@@ -51,7 +53,16 @@ def tables(found: dict[str, Any]) -> str:
 
 def cell(run: dict[str, Any]) -> str:
     """The mean over seeds, with a star if replies were refused."""
-    return f"{100 * statistics.fmean(run['accuracy']):.0f}" + "*" * any(run["refused"])
+    return f"{100 * statistics.fmean(run['accuracy']):.0f}" + "*" * any(run["refused"] or ())
+
+
+def missing(runs: list[dict[str, Any]]) -> int:
+    """Cells without a figure; FedPM's bits cannot be scaled."""
+    methods = {run["method"] for run in runs} | NAMES.keys()
+    cases = {(run["attack"], run["hostile"]) for run in runs}
+    rules = {run["aggregate"] for run in runs}
+    scaled = sum(attack == "scaled" for attack, _ in cases)
+    return len(rules) * (len(methods) * len(cases) - scaled) - len(runs)
 
 
 def pooled_error(runs: list[dict[str, Any]]) -> float:
