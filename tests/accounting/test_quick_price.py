@@ -25,8 +25,8 @@ RARE = ("-low", "-high", "-kingma", "-reddi", "fedyogi", "fedadagrad", "-sign", 
 """Presets that send what others do."""
 NAMES = [name for name in METHODS if not name.endswith(RARE)]
 OPTIONS = Options(workers=1, eval_every=0, network="4g")
-CONTENT = {"fedtiny", "fedtiny-variants", "fedmef", "fedmef-sparing", "fedmef-variants"}
-"""Whose masks are coded as changes that differ a little from one adjustment to the next."""
+CONTENT = {"pffdst", "pffdst-no-freezing", "pffdst-variants", "pffdst-code", "pffdst-release"}
+"""Whose masks move at random now and then; their code is a few bits longer or shorter."""
 
 
 @cache

@@ -77,7 +77,7 @@ def after(progress: Progress, finished: list[ClientFinished], failed: list[Clien
     return advanced(progress, finished, failed, False, 0.0).diverged
 
 
-def test_a_run_diverges_when_all_replies_are_lost_and_recovers_with_one() -> None:
+def test_a_run_diverges_when_all_replies_are_lost_and_recovers_when_none_is() -> None:
     start = Progress(round=2, cost=Cost())
     said = "diverged in round 3: 2 of 2 replies were not finite"
     assert after(start, [done(1), done(2)], [refused(1), refused(2)]) == said
@@ -86,6 +86,7 @@ def test_a_run_diverges_when_all_replies_are_lost_and_recovers_with_one() -> Non
     assert after(start, [], []) == ""
     later = Progress(round=7, diverged=said)
     assert after(later, [done(4)], [refused(4)]) == said
+    assert after(later, [done(4), done(5)], [refused(4)]) == said
     assert after(later, [done(4)], []) == ""
 
 

@@ -8,7 +8,7 @@ through all rounds, or stops early if all rounds but the first cost the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gossamer.accounting.blank_data import Blank
@@ -112,19 +112,35 @@ class _Plan:
     chosen: dict[_Kind, _Talk] = field(default_factory=dict)
     clients: dict[int, dict[int, Client]] = field(default_factory=dict)
     """By round, the clients that it is held with."""
+    merged: set[int] = field(default_factory=set)
+    """The rounds whose replies are merged; the others change nothing that costs depend on."""
 
-    def add(self, talk: _Talk, before: bool = True) -> None:
-        """Holds a conversation and, so that the client is in its state, the one before."""
+    @property
+    def talks(self) -> Iterator[_Talk]:
+        """All conversations, in the order of rounds."""
+        return (talk for talks in self.cohorts.values() for talk in talks)
+
+    def holds(self, talk: _Talk) -> bool:
+        """Whether a conversation is planned."""
+        return talk.client.id in self.clients.get(talk.round, {})
+
+    def before(self, talk: _Talk) -> _Talk | None:
+        """The client's conversation before this one."""
+        own = (each for each in self.cohorts.get(talk.last, ()) if each.client == talk.client)
+        return next(own, None)
+
+    def add(self, talk: _Talk) -> None:
+        """Plans a conversation and, so that the client is in its state, the one before."""
         self.clients.setdefault(talk.round, {})[talk.client.id] = talk.client
-        if before and talk.last:
+        if talk.last:
             self.clients.setdefault(talk.last, {})[talk.client.id] = talk.client
+            self.merged.add(talk.last)
 
 
 def _by_kind(stage: Rehearsal) -> Price:
     plan = _planned(stage)
     parts = dict(_played(stage, plan))
-    talks = [talk for each in plan.cohorts.values() for talk in each]
-    counts = Counter(kind for talk in talks for kind in (talk.down, talk.up))
+    counts = Counter(kind for talk in plan.talks for kind in (talk.down, talk.up))
     steps = _steps(counts)
     parts |= {kind: _grown(kind, steps, parts) for kind in counts if kind not in parts}
     slowest = (
@@ -143,7 +159,8 @@ def _played(stage: Rehearsal, plan: _Plan) -> Iterator[tuple[_Kind, Part]]:
         if [client.id for client in stage.cohort(number)] != list(talks):
             raise _Unlike
         clients = [plan.clients[number][id] for id in sorted(plan.clients[number])]
-        held = stage.play(number, clients, talks[clients[0].id].charged)
+        charged, merges = talks[clients[0].id].charged, number in plan.merged
+        held = stage.play(number, clients, charged, merges)
         for client, played in zip(clients, held, strict=True):
             talk = talks[client.id]
             for kind, part in ((talk.down, played.down), (talk.up, played.up)):
@@ -152,25 +169,48 @@ def _played(stage: Rehearsal, plan: _Plan) -> Iterator[tuple[_Kind, Part]]:
 
 
 def _planned(stage: Rehearsal) -> _Plan:
-    """Labels all conversations of the run, and chooses the first of each kind."""
+    """Labels all conversations of the run, and chooses one of each kind where it occurs first."""
     plan = _Plan(dict(_labelled(stage)))
-    everything = [talk for talks in plan.cohorts.values() for talk in talks]
-    steps = _steps({kind for talk in everything for kind in (talk.down, talk.up)})
-    latest = 0
-    for talk in everything:
-        for kind in (talk.down, talk.up):
-            if kind in plan.chosen:
+    steps = _steps({kind for talk in plan.talks for kind in (talk.down, talk.up)})
+    replies: dict[_Kind, int] = {}
+    for talk in plan.talks:
+        replies.setdefault(talk.up, talk.round)
+    for talks in plan.cohorts.values():
+        for kind in dict.fromkeys(talk.down for talk in talks):
+            repeated = isinstance(kind.label, Repeated)
+            if kind in plan.chosen or (repeated and not _is_step(kind, steps)):
                 continue
-            if isinstance(kind.label, Repeated):
-                if kind.label.times not in steps[_family(kind)]:
-                    continue
-                latest = max(latest, talk.round)
-            plan.chosen[kind] = talk
-            plan.add(talk)
-    for number in range(1, latest + 1):  # whoever counts rounds must not miss one
-        if plan.cohorts[number]:
-            plan.add(plan.cohorts[number][0], before=False)
+            able = [talk for talk in talks if talk.down == kind]
+            plan.chosen[kind] = best = min(able, key=lambda talk: _extra(plan, replies, talk))
+            plan.add(best)
+            if (before := plan.before(best)) and replies[before.up] == before.round:
+                plan.chosen.setdefault(before.up, before)
+            if repeated:  # whoever counts rounds must not miss one
+                plan.merged.update(range(1, best.round + 1))
+    for kind, number in replies.items():
+        able = [talk for talk in plan.cohorts[number] if talk.up == kind]
+        plan.chosen.setdefault(kind, min(able, key=lambda talk: not plan.holds(talk)))
+        client = plan.chosen[kind].client  # whatever it holds, its reply costs the same
+        plan.clients.setdefault(number, {})[client.id] = client
+        plan.merged.add(number)
+    for number in plan.merged - plan.clients.keys():
+        for talk in plan.cohorts[number][:1]:
+            plan.clients[number] = {talk.client.id: talk.client}
     return plan
+
+
+def _extra(plan: _Plan, replies: Mapping[_Kind, int], talk: _Talk) -> int:
+    """How many conversations more a choice would take, counted twice."""
+    before = plan.before(talk)
+    if before is None or plan.holds(before):
+        return 0
+    useful = before.up not in plan.chosen and replies[before.up] == before.round
+    return 1 if useful else 2
+
+
+def _is_step(kind: _Kind, steps: Mapping[Hashable, list[int]]) -> bool:
+    assert isinstance(kind.label, Repeated)
+    return kind.label.times in steps[_family(kind)]
 
 
 def _labelled(stage: Rehearsal) -> Iterator[tuple[int, list[_Talk]]]:

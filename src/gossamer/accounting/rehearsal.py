@@ -63,7 +63,8 @@ class Rehearsal:
     """A run whose rounds are held one by one with some of their clients, without training."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        self.run = replace(run, dry=True, out=folder)
+        options = replace(run.options, reply_limit=0.0)  # replies are all alike
+        self.run = replace(run, dry=True, out=folder, options=options)
         (folder / "rounds").mkdir(parents=True, exist_ok=True)
         store = Store(folder / "rounds", record_types(run.method), run=run.identity)
         self._conversations = Conversations(self.run, store, Stop())
@@ -91,8 +92,17 @@ class Rehearsal:
         everybody = self.run.accounting.recipients == "all"
         return len(self.run.federation.pool) / len(cohort) if everybody else 1.0
 
-    def play(self, number: int, clients: Sequence[Client], charged: float) -> list[Played]:
-        """Holds a round with these clients, and merges their replies."""
+    def play(
+        self, number: int, clients: Sequence[Client], charged: float, merges: bool = True
+    ) -> list[Played]:
+        """Holds a round with these clients.
+
+        Args:
+            number: The round.
+            clients: With whom it is held.
+            charged: How many times a paper counts a message to them.
+            merges: Whether their replies are merged; otherwise nobody keeps anything.
+        """
         ctx, method, replies, downs = self.ctx(number), self.run.method, list[Reply](), []
         self.state = self.forecast.forwarded(method, ctx, self.state)
         for client in clients:
@@ -102,7 +112,8 @@ class Rehearsal:
             visit = Visit(client, down, charged, again)
             replies.append(self._conversations.hold(self.run.task, number, visit))
             downs.append(Schema.of(down))
-        self.state = self._conversations.merge(ctx, self.state, replies, {}).state
+        if merges:
+            self.state = self._conversations.merge(ctx, self.state, replies, {}).state
         pairs = zip(replies, downs, strict=True)
         return [self._priced(reply, down, charged) for reply, down in pairs]
 

@@ -54,7 +54,10 @@ def advanced(
 def _diverged(
     progress: Progress, finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]
 ) -> str:
-    """In which round the run diverged, if it did and has not recovered since."""
+    """In which round the run diverged, if it did and has not recovered since.
+
+    It does when all replies are lost, and recovers when none is.
+    """
     clients = {event.client for event in finished} | {event.client for event in failures}
     lost = sum(NOT_FINITE in failure.reason for failure in failures)
     if clients and lost == len(clients):
@@ -62,7 +65,7 @@ def _diverged(
     elif finished and not any(event.density for event in finished):
         reason = "no weight is left, the density is 0"
     else:
-        return ""
+        return progress.diverged if lost else ""
     return progress.diverged or f"diverged in round {progress.round + 1}: {reason}"
 
 

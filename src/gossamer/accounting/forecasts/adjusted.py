@@ -11,8 +11,8 @@ from gossamer.methods import FedMef, FedTiny, PruneFL
 from gossamer.methods.as_published.fedmef import FedMefVariants
 from gossamer.methods.as_published.fedtiny import AdjustmentReadings, FedTinyVariants
 from gossamer.methods.as_published.prunefl import PruneFLVariants
-from gossamer.methods.parts.mask_adjustment import Adjustment
 from gossamer.methods.prunefl import Server
+from gossamer.sparsity import allocate, apportion
 
 USUAL = AdjustmentReadings()
 
@@ -52,12 +52,12 @@ def _passed(method: PruneFL | PruneFLVariants, ctx: Ctx) -> int:
 
 def fedmef(method: FedMef, ctx: Ctx, last: int) -> Labels:
     """By the mask that a client holds."""
-    return _adjusted(method.adjustment, ctx, last, USUAL)
+    return _adjusted(method, ctx, last, USUAL)
 
 
 def fedmef_variants(method: FedMefVariants, ctx: Ctx, last: int) -> Labels:
     """By the mask that a client holds."""
-    return _adjusted(method.pure.adjustment, ctx, last, method.readings)
+    return _adjusted(method.pure, ctx, last, method.readings)
 
 
 def fedtiny(method: FedTiny, ctx: Ctx, last: int) -> Labels:
@@ -79,26 +79,42 @@ def _selected(method: FedTiny, ctx: Ctx, last: int, readings: AdjustmentReadings
     here = method.training_ctx(ctx)
     if here.round < 1:
         return ("selection", here.round), ("selection", here.round)
-    return _adjusted(method.adjustment, here, last - (ctx.round - here.round), readings)
+    return _adjusted(method, here, last - (ctx.round - here.round), readings)
 
 
-def _adjusted(how: Adjustment, ctx: Ctx, last: int, readings: AdjustmentReadings) -> Labels:
+def _adjusted(
+    method: FedTiny | FedMef, ctx: Ctx, last: int, readings: AdjustmentReadings
+) -> Labels:
     """Labels in rounds of training, counted from 1; `last` is 0 or less if there was none.
 
     If a weight that was pruned may grow again, the first adjustment of a layer is the last one that
     changes its mask while nothing is trained.
     """
-    first = 1 if readings.adjust_at_once else 1 + how.adjust_every
-    end = min(ctx.round, how.adjust_until) if how.adjust_ratio else 0
-    due = range(first, end + 1, how.adjust_every)
+    due = _due(method, ctx, readings)
     up = ctx.round if ctx.round in due else 0
     if readings.prune_first:
-        due = due[: min(how.blocks, len(ctx.task.layout.prunable))]
+        due = due[: min(method.adjustment.blocks, len(ctx.task.layout.prunable))]
     version = sum(each < ctx.round for each in due)
     missed = sum(last <= each < ctx.round for each in due)
     if last < 1:
         return "whole" if version else "seed", up
     return ("held", ("revision", version), "whole")[min(missed, 2)], up
+
+
+def _due(method: FedTiny | FedMef, ctx: Ctx, readings: AdjustmentReadings) -> tuple[int, ...]:
+    """The rounds that adjust the mask; asked for once for every client of every round."""
+    layout = ctx.task.layout
+    key = (method, readings, tuple((name, layout[name].shape) for name in layout.prunable))
+    if key not in _DUE:
+        # Adjustments keep the counts of layers, and the first candidate is the one chosen.
+        active = apportion(layout, allocate(layout, method.density, method.allocation))
+        how = method.adjustment
+        rounds = range(1, how.adjust_until + 1, how.adjust_every)
+        _DUE[key] = tuple(r for r in rounds if readings.due(how, replace(ctx, round=r), active))
+    return _DUE[key]
+
+
+_DUE: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 
 FORECASTS: dict[type, Forecast] = {
