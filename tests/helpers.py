@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from gossamer import Batch, Client, Ctx, Data, Examples, FedAvg, Key, Params, Task, Training
+from gossamer.cli.wording import flags
 from gossamer.engine import events
 
 INPUTS, CLASSES = 5, 3
@@ -125,3 +129,11 @@ def same(left: Params, right: Params) -> bool:
         left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
         for name in left
     )
+
+
+@contextmanager
+def refused(words: str) -> Iterator[None]:
+    """The library refuses something, in these words as the command line has them."""
+    with pytest.raises(ValueError) as refusal:
+        yield
+    assert re.search(words, flags(str(refusal.value))), refusal.value

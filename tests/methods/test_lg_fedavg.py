@@ -94,7 +94,7 @@ def test_more_layers_than_there_are_means_all_but_norms() -> None:
         ("fc2,cnov2.*", r"called 'cnov2\.\*'; did you mean 'conv2"),
         ("head", r"called 'head'; it has conv1, norm1, conv2"),
         ("-1", "called '-1'"),
-        ("0", "'0' leaves nothing to share; use a larger number"),
+        ("0", "`shared='0'` leaves nothing to share; use a larger number"),
         (" , ", "leaves nothing to share"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_cannot_be_shared_is_said(wish: str, said: str) -> None:
 
 def test_norms_alone_are_nothing_to_share() -> None:
     ends = Task.of(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="'1' leaves nothing to share"):
+    with pytest.raises(ValueError, match="`shared='1'` leaves nothing to share"):
         METHOD.init(server_ctx(ends))
     assert shared(ends.layout, "2") == ("0.weight", "0.bias")
 

@@ -29,7 +29,7 @@ from gossamer import METHODS, Client, Task, Training, fields
 from gossamer.engine.client import train
 from gossamer.methods.as_published.spafl import SpaFLVariants
 from gossamer.methods.spafl import SpaFL, mask_of
-from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, same, server_ctx
+from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, refused, same, server_ctx
 
 # settings ---------------------------------------------------------------------------------------
 
@@ -47,10 +47,10 @@ def test_settings_that_contradict_each_other_are_refused(
     changes: dict[str, Any], words: str
 ) -> None:
     task = mlp()
-    with pytest.raises(ValueError, match=words):
+    with refused(words):
         spafl(**changes).init(server_ctx(task))
     method = spafl(**changes)
-    with pytest.raises(ValueError, match=words):
+    with refused(words):
         method.begin(client_ctx(task, data(task)), tell(told(task, method)), None)
     fine = {"epochs": 1.0, "phases": "joint"} if "epochs" in changes else {"bug_compat": "cifar"}
     spafl(**{**changes, **fine}).init(server_ctx(task))
