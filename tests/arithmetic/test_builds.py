@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from arithmetic_cases import KERNELS
 
 from gossamer import Params
+from gossamer.arithmetic import library
 from gossamer.arithmetic.library import VARIABLE, builds
 from helpers import same
 
@@ -69,3 +71,17 @@ def test_a_variable_switches_the_kernels_off(value: str, reason: str) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(f"none {reason}")
+
+
+def test_kernels_without_a_function_of_today_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "old.c"
+    source.write_text("int gossamer_sizes(void) { return 0; }\n")
+    made = tmp_path / "kernels_plain.so"
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    assert library.builds.__wrapped__() == ()

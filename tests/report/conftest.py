@@ -1,9 +1,17 @@
-"""Runs that are long, written once."""
+"""A browser for each file of tests, and runs that are long, written once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import Page, browser
 from run_folders import write_run
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from browser import Page, browser, find
+from browser import Page, find
 from run_folders import write_run
 from test_report_page import CHARTS, evil
 
@@ -34,12 +33,6 @@ HEADERS = {
     "layers": ["run", "layer", "round", "density", "standard_error", "n"],
     "partition": ["client", "class", "examples"],
 }
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

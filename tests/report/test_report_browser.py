@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, find
+from browser import Page, find
 from run_folders import write_run
 from test_report_page import CHARTS, EVIL, evil
 
@@ -22,12 +21,6 @@ DRAWN = """[...document.querySelectorAll("[data-chart]")].map((chart) => {
 })"""
 LINES = """echarts.getInstanceByDom(document.querySelector("[data-chart=rounds]"))
   .getOption().series.filter((series) => series.type === "line").map((series) => series.name)"""
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,12 @@ def builds() -> tuple[str, ...]:
     if not plain.is_file():
         return ()
     c = ctypes.CDLL(str(plain))
-    if not hasattr(c, "gossamer_sizes") or c.gossamer_sizes() != sum(map(ctypes.sizeof, RECORDS)):
+    try:
+        Library(plain, "plain")
+        current = c.gossamer_sizes() == sum(map(ctypes.sizeof, RECORDS))
+    except AttributeError:  # a function is missing
+        current = False
+    if not current:
         return ()
     possible = BUILDS[len(BUILDS) - 1 - c.gossamer_best_build() :]
     return tuple(build for build in possible if (FOLDER / f"kernels_{build}.so").is_file())

@@ -78,12 +78,9 @@ def alone(home: Path, what: str) -> Iterator[None]:
     """Nobody else uses a home directory of Flower's inside; what a killed process left is ended.
 
     Flower's processes start others, which outlive a killed parent for a while and hold the lock of
-    the run. They all know the home directory, which belongs to whoever has its lock. Files that are
-    written inside are for their owner only.
+    the run. They all know the home directory, which belongs to whoever has its lock.
     """
-    before = os.umask(0o077)
     with ExitStack() as stack:
-        stack.callback(os.umask, before)
         home.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(locked(home, wait=False))

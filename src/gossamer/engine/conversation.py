@@ -113,7 +113,8 @@ class Conversations:
                 message = self.outbox.write(number, sent)
             except Exception as cause:
                 failure = Failed("decode", one_line(cause), cause)
-                return self._failed(failure, number, visit, sent, entries, started)
+                self._report(failure, number, client.id)
+                return self._left_out(failure, number, visit, sent, entries, started)
             answer = yield Request(number, client.id, message.schema, message.data)
             assert answer is not None
             match answer:
@@ -150,7 +151,8 @@ class Conversations:
                 case MissingState(failure=failure) | (Failed() as failure):
                     if failure.sent:
                         entries += self._rows(message, sent, visit.charged)
-                    return self._failed(failure, number, visit, sent, entries, started)
+                    self._report(failure, number, client.id)
+                    return self._left_out(failure, number, visit, sent, entries, started)
 
     def hold(self, task: Task, number: int, visit: Visit) -> Reply:
         """Both sides of a conversation, in this process."""
@@ -232,28 +234,19 @@ class Conversations:
             traffic=list(entries),
         )
 
-    def _failed(
-        self,
-        failure: Failed,
-        number: int,
-        visit: Visit,
-        sent: Any,
-        entries: Sequence[Entry],
-        started: float,
-    ) -> Reply:
-        """Keeps what is needed to replay the client; raises unless failures are skipped."""
-        client, command = visit.client, ""
+    def _report(self, failure: Failed, number: int, client: int) -> None:
+        """Keeps what is needed to replay a client that failed; raises unless that is skipped."""
+        command = ""
         if failure.capsule is not None:
             folder = self.run.folder
             replay.write(folder / "rounds", failure.capsule, self.run.identity)
             where = shlex.quote(str(folder))
-            command = f"gossamer replay {where} --round {number} --client {client.id}"
+            command = f"gossamer replay {where} --round {number} --client {client}"
         if self.run.options.on_client_error == "stop":
             cause = failure.cause or RemoteError(failure.reason)
-            error = ClientError(failure.stage, number, client.id, cause)
+            error = ClientError(failure.stage, number, client, cause)
             error.replay = command
             raise error from failure.cause
-        return self._left_out(failure, number, visit, sent, entries, started)
 
     @staticmethod
     def _left_out(
