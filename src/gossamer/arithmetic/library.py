@@ -54,6 +54,7 @@ class Library:
         self.free_single_memory = function("free_single_memory", None, pointer)
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
         self.add = function("add", None, pointer, pointer, integer, real)
+        self.square = function("square", real, pointer, pointer, integer)
         self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 

@@ -1,4 +1,4 @@
-"""Running sums of models, in one pass over memory."""
+"""Sums over models, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,21 @@ def add(sums: Tensor, values: Tensor, share: float) -> None:
     The kernels take half of torch's time, and round as torch does: once, if the processor can.
     """
     kernels = library()
-    plain = values.dtype == torch.float32 and values.is_cpu and values.is_contiguous()
-    if kernels and kernels.fuses and plain and values.shape == sums.shape:
+    if kernels and kernels.fuses and _plain(values) and values.shape == sums.shape:
         kernels.add(sums.data_ptr(), values.data_ptr(), values.numel(), share)
     else:
         sums.add_(values, alpha=share)
+
+
+def square(values: Tensor, less: Tensor | None = None) -> float:
+    """The squared L2 norm of `values`, or of `values - less`, in float64."""
+    kernels = library()
+    if kernels and _plain(values) and (less is None or _plain(less)):
+        other = None if less is None else less.data_ptr()
+        return float(kernels.square(values.data_ptr(), other, values.numel()))
+    numbers = (values.double() if less is None else values.double() - less.double()).flatten()
+    return float(numbers @ numbers)
+
+
+def _plain(values: Tensor) -> bool:
+    return values.dtype == torch.float32 and values.is_cpu and values.is_contiguous()

@@ -22,6 +22,8 @@ from gossamer.wire.kinds import Leaf, is_masks
 D = TypeVar("D")
 U = TypeVar("U")
 
+Leaves: TypeAlias = list[tuple[str, Any]]
+"""The leaves of a record, each after its path."""
 Change: TypeAlias = dict[str, Tensor]
 """The numbers of a reply in float64, by their place in its record, such as `params[fc.bias]`."""
 
@@ -40,11 +42,17 @@ def change(exchange: Exchange[Any, Any]) -> Change:
     Returns:
         All floating-point numbers of the reply; empty if it has none, such as a reply of bits.
     """
-    sent = _references(exchange)
     return {
-        place: tensor.double() - sent[place].double() if place in sent else tensor.double()
-        for place, tensor in _numbers(exchange.up).items()
+        place: tensor.double() if sent is None else tensor.double() - sent.double()
+        for place, (tensor, sent) in beside(exchange).items()
     }
+
+
+def beside(exchange: Exchange[Any, Any]) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """The numbers of a reply, each tensor beside what was sent at the same weights, if known."""
+    replied, sent = _leaves(exchange.up), _leaves(exchange.down)
+    known = _references(exchange, replied, sent)
+    return {place: (tensor, known.get(place)) for place, tensor in _numbers(replied).items()}
 
 
 def norm(change: Mapping[str, Tensor]) -> float:
@@ -62,10 +70,11 @@ def with_change(exchange: Exchange[D, U], change: Mapping[str, Tensor]) -> Excha
     Returns:
         The exchange whose reply has that change; its other leaves, types and shapes are the same.
     """
-    sent = _references(exchange)
+    both = beside(exchange)
 
     def moved(place: str, reply: Tensor) -> Tensor:
-        now = change[place] if place not in sent else sent[place].double() + change[place]
+        _, sent = both[place]
+        now = change[place] if sent is None else sent.double() + change[place]
         return now.to(reply.dtype)
 
     return replace(exchange, up=mapped(exchange.up, moved))
@@ -101,16 +110,16 @@ def scaled(exchange: Exchange[D, U], factor: float) -> Exchange[D, U]:
     return with_change(exchange, {place: part * factor for place, part in whole.items()})
 
 
-def _leaves(record: object) -> list[tuple[str, Any]]:
+def _leaves(record: object) -> Leaves:
     """The leaves of a record with their paths."""
     paths = (path for path, _ in Schema.of(record).leaves)
     return list(zip(paths, flatten(record), strict=True))
 
 
-def _numbers(record: object) -> dict[str, Tensor]:
-    """The floating-point tensors of a record, by their places."""
+def _numbers(leaves: Leaves) -> dict[str, Tensor]:
+    """The floating-point tensors among leaves, by their places."""
     found = {}
-    for path, leaf in _leaves(record):
+    for path, leaf in leaves:
         if isinstance(leaf, Tensor):
             found[path] = leaf
         elif isinstance(leaf, Packed):
@@ -118,16 +127,18 @@ def _numbers(record: object) -> dict[str, Tensor]:
     return {place: tensor for place, tensor in found.items() if tensor.is_floating_point()}
 
 
-def _references(exchange: Exchange[Any, Any]) -> dict[str, Tensor]:
+def _references(
+    exchange: Exchange[Any, Any], replied: Leaves, requested: Leaves
+) -> dict[str, Tensor]:
     """What was sent at the places of the reply's numbers, where that is known."""
-    replied, sent = _numbers(exchange.up), _numbers(exchange.down)
+    sent = _numbers(requested)
     known = {
         place: sent[place]
-        for place, tensor in replied.items()
+        for place, tensor in _numbers(replied).items()
         if place in sent and sent[place].shape == tensor.shape
     }
-    before = {path: leaf for path, leaf in _leaves(exchange.down) if isinstance(leaf, Packed)}
-    for path, leaf in _leaves(exchange.up):
+    before = {path: leaf for path, leaf in requested if isinstance(leaf, Packed)}
+    for path, leaf in replied:
         if isinstance(leaf, Packed) and (chosen := _masks_of(exchange.up, leaf)) is not None:
             # The reply lies on masks of its own: equal counts do not mean equal weights.
             places = {name: f"{path}[{name}]" for name in leaf.values}

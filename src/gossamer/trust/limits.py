@@ -16,8 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.arithmetic import sums
 from gossamer.core import Client, Exchange
-from gossamer.trust.changes import change
+from gossamer.trust.changes import beside
 from gossamer.wire import Packed, Schema, flatten
 
 T = TypeVar("T")
@@ -62,10 +63,9 @@ def size(exchange: Exchange[Any, Any], sent: Mapping[str, float]) -> Size:
     """
     kind = type(exchange.up).__name__
     squares: dict[str, float] = {}
-    for place, part in change(exchange).items():
+    for place, (tensor, before) in beside(exchange).items():
         field = place.partition("[")[0]
-        numbers = part.flatten()
-        squares[field] = squares.get(field, 0.0) + float(numbers @ numbers)
+        squares[field] = squares.get(field, 0.0) + sums.square(tensor, before)
     for field, value in _scalars(exchange.up):
         squares[field] = squares.get(field, 0.0) + value**2
     whole = math.fsum(sent.values())
@@ -190,8 +190,7 @@ def _squares(record: object) -> dict[str, float]:
         field = path.partition("[")[0]
         for tensor in _tensors(leaf):
             if tensor.is_floating_point():
-                numbers = tensor.double().flatten()
-                squares[field] = squares.get(field, 0.0) + float(numbers @ numbers)
+                squares[field] = squares.get(field, 0.0) + sums.square(tensor)
     return squares
 
 

@@ -65,6 +65,23 @@ void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, i
 #endif
 }
 
+// The sum of (values - less)^2; nothing is taken away where `less` is null. Sixteen fixed lanes, added in one order, so
+// that all builds give the same bits.
+double gossamer_square(const float* __restrict__ values, const float* __restrict__ less, int64_t count) {
+  double lanes[16] = {};
+  const auto take = [&](int64_t i, int lane) {
+    const double change = less ? (double)values[i] - (double)less[i] : (double)values[i];
+    lanes[lane] += change * change;
+  };
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16)
+    for (int lane = 0; lane < 16; lane++) take(i + lane, lane);
+  for (int lane = 0; i < count; i++, lane++) take(i, lane);
+  for (int half = 8; half; half /= 2)
+    for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
 // Rows of bytes as inputs of a model, byte * factor + offset, rounded twice as by torch.
 void gossamer_scale(const uint8_t* bytes, int64_t rows, int64_t size, const float* __restrict__ factor,
                     const float* __restrict__ offset, float* __restrict__ to) {

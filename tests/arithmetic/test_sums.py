@@ -1,0 +1,41 @@
+"""Squared norms by the kernels."""
+
+import pytest
+import torch
+
+from gossamer.arithmetic import sums
+from gossamer.arithmetic.library import FOLDER, Library, builds
+
+
+def numbers(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+def test_the_square_of_a_difference(count: int) -> None:
+    a, b = numbers(count, 1), numbers(count, 2)
+    exact = (a.double() - b.double()).square().sum().item()
+    assert sums.square(a, b) == pytest.approx(exact, rel=1e-14)
+    assert sums.square(a) == pytest.approx(a.double().square().sum().item(), rel=1e-14)
+
+
+def test_other_types_and_layouts_are_squared_too() -> None:
+    a = numbers(60, 1).view(6, 10)
+    whole = a.double().square().sum().item()
+    assert sums.square(a.T) == pytest.approx(whole, rel=1e-14)
+    assert sums.square(a.double(), torch.zeros(6, 10)) == pytest.approx(whole, rel=1e-14)
+
+
+def test_large_and_infinite_numbers() -> None:
+    assert sums.square(torch.full((3,), 1e30)) == pytest.approx(3e60, rel=1e-6)
+    assert sums.square(torch.tensor([float("inf")])) == float("inf")
+
+
+@pytest.mark.skipif(len(builds()) < 2, reason="this processor runs one build of the kernels only")
+def test_all_builds_give_the_same_bits() -> None:
+    a, b = numbers(1013, 1), numbers(1013, 2)
+    found = {
+        Library(FOLDER / f"kernels_{build}.so", build).square(a.data_ptr(), b.data_ptr(), 1013)
+        for build in builds()
+    }
+    assert len(found) == 1
