@@ -121,6 +121,12 @@ def test_a_sweep_runs_side_by_side_resumes_and_writes_a_page(
     assert "3 of them finished already" in said.out
     assert {r["run"]: r["state_hash"] for e in again["trials"] for r in e["runs"]} == hashes
     assert (out / "fedavg,lr=0.5" / "seed-0" / "events.jsonl").stat().st_mtime_ns == kept
+    # A log alone cannot be made again: the run is named, and the others are shown.
+    (lost / "events.jsonl").unlink()
+    assert main(["sweep", "--resume", str(out)]) == 1
+    said = capsys.readouterr()
+    assert f"{lost / 'events.jsonl'} is missing; nothing was changed" in said.err
+    assert "lr=0.0001" in said.out
 
 
 def test_what_cannot_be_swept_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from gossamer.cli.run import INTERRUPTED, interrupts, one_line
 from gossamer.config import Experiment
 from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.files import Damaged, write_atomically
-from gossamer.engine.resuming import LOG, ROUNDS
+from gossamer.engine.resuming import begun
 from gossamer.report import NoRun, Report, report
 from gossamer.reproduce import comparison
 from gossamer.reproduce.comparison import as_json, default_folder, description, run_of
@@ -214,7 +214,7 @@ def _one(plan: Plan, progress: ComparisonProgress, stop: Stop, request: Request)
     with refusing():
         run = replace(plan.config.build_run(plan.folder), name=plan.name)
     try:
-        resume = any((plan.folder / name).exists() for name in (LOG, ROUNDS))
+        resume = begun(plan.folder)
         summary = engine.start(run, sinks=[progress.begin(plan)], stop=stop, resume=resume)
     except checkpoint.Unusable as problem:
         raise Refusal(str(problem)) from problem

@@ -15,6 +15,7 @@ from gossamer import engine, fields
 from gossamer.config import read
 from gossamer.engine import Stop, Summary
 from gossamer.engine.events import CONFIG, Clock, Event
+from gossamer.engine.resuming import begun
 from gossamer.reproduce.plans import Plan
 
 SECONDS = 0.2
@@ -78,8 +79,7 @@ def _train(folder: Path, name: str, workers: int) -> Summary:
     config = replace(config, options=fields.replace(config.options, {"workers": workers}))
     run = replace(config.build_run(folder), name=name)
     stop = Stop()
-    resume = (folder / "events.jsonl").exists()
-    summary = engine.start(run, sinks=[_Asked(stop)], stop=stop, resume=resume)
+    summary = engine.start(run, sinks=[_Asked(stop)], stop=stop, resume=begun(folder))
     nothing: Any = None
     return replace(summary, state=nothing)  # a model need not travel to the first process
 

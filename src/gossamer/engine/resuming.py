@@ -82,11 +82,17 @@ def find(out: Path, run: str, replaceable: bool) -> Found:
     if second is not None and replaceable:
         return second
     if problems or (problem := _begun(out)):
+        reasons = _few(dict.fromkeys(problems)) if problems else [problem]
         raise Damaged(
-            f"{out} cannot be continued: {'; '.join(_few(problems)) if problems else problem}; "
+            f"{out} cannot be continued: {'; '.join(reasons)}; "
             "nothing was changed; put the files back from a copy, or begin again in another folder"
         )
     return Found()
+
+
+def begun(out: Path) -> bool:
+    """Whether a folder holds anything of a run's progress."""
+    return any((out / name).exists() for name in (LOG, ROUNDS))
 
 
 def beside(out: Path) -> dict[str, str]:
@@ -120,6 +126,8 @@ def judged(reader: LogReader, saved: Checkpoint) -> str:
     """What is wrong with the events of a checkpoint, in a log that was read; empty: nothing."""
     if reader.seen.get(saved.events) == saved.chain:
         return ""
+    if not reader.path.exists():
+        return f"{reader.path} is missing"
     if reader.position >= saved.events:
         return f"{reader.path} is not the log of this run: its checksums differ"
     return reader.problem or (
