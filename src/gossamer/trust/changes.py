@@ -50,9 +50,16 @@ def change(exchange: Exchange[Any, Any]) -> Change:
 
 def beside(exchange: Exchange[Any, Any]) -> dict[str, tuple[Tensor, Tensor | None]]:
     """The numbers of a reply, each tensor beside what was sent at the same weights, if known."""
-    replied, sent = _leaves(exchange.up), _leaves(exchange.down)
-    known = _references(exchange, replied, sent)
-    return {place: (tensor, known.get(place)) for place, tensor in _numbers(replied).items()}
+    return compared(exchange, leaves_of(exchange.up), leaves_of(exchange.down))
+
+
+def compared(
+    exchange: Exchange[Any, Any], replied: Leaves, requested: Leaves
+) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """As `beside`, for who has the leaves of both records already."""
+    numbers = _numbers(replied)
+    known = _references(exchange, numbers, replied, requested)
+    return {place: (tensor, known.get(place)) for place, tensor in numbers.items()}
 
 
 def norm(change: Mapping[str, Tensor]) -> float:
@@ -83,7 +90,7 @@ def with_change(exchange: Exchange[D, U], change: Mapping[str, Tensor]) -> Excha
 def mapped(record: U, function: Callable[[str, Tensor], Tensor]) -> U:
     """The record with other floating-point tensors, given their places and what they are."""
     leaves: list[Leaf] = []
-    for path, leaf in _leaves(record):
+    for path, leaf in leaves_of(record):
         match leaf:
             case Tensor() if leaf.is_floating_point():
                 leaves.append(function(path, leaf))
@@ -110,7 +117,7 @@ def scaled(exchange: Exchange[D, U], factor: float) -> Exchange[D, U]:
     return with_change(exchange, {place: part * factor for place, part in whole.items()})
 
 
-def _leaves(record: object) -> Leaves:
+def leaves_of(record: object) -> Leaves:
     """The leaves of a record with their paths."""
     paths = (path for path, _ in Schema.of(record).leaves)
     return list(zip(paths, flatten(record), strict=True))
@@ -128,13 +135,16 @@ def _numbers(leaves: Leaves) -> dict[str, Tensor]:
 
 
 def _references(
-    exchange: Exchange[Any, Any], replied: Leaves, requested: Leaves
+    exchange: Exchange[Any, Any],
+    numbers: Mapping[str, Tensor],
+    replied: Leaves,
+    requested: Leaves,
 ) -> dict[str, Tensor]:
     """What was sent at the places of the reply's numbers, where that is known."""
     sent = _numbers(requested)
     known = {
         place: sent[place]
-        for place, tensor in _numbers(replied).items()
+        for place, tensor in numbers.items()
         if place in sent and sent[place].shape == tensor.shape
     }
     before = {path: leaf for path, leaf in requested if isinstance(leaf, Packed)}

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gossamer.arithmetic import sums
 from gossamer.core import Client, Exchange
-from gossamer.trust.changes import beside
-from gossamer.wire import Packed, Schema, flatten
+from gossamer.trust.changes import Leaves, compared, leaves_of
+from gossamer.wire import Packed, flatten
 
 T = TypeVar("T")
 
@@ -46,28 +46,33 @@ class Size:
 def measured(exchanges: Iterable[Exchange[Any, Any]]) -> dict[int, Size]:
     """The norms of replies, by client; a request that several were sent is read once."""
     sizes: dict[int, Size] = {}
-    down, sent = None, dict[str, float]()
+    down, requested, sent = None, Leaves(), dict[str, float]()
     for exchange in exchanges:
         if exchange.down is not down:
-            down, sent = exchange.down, _squares(exchange.down)
-        sizes[exchange.client.id] = size(exchange, sent)
+            down, requested = exchange.down, leaves_of(exchange.down)
+            sent = _squares(requested)
+        sizes[exchange.client.id] = size(exchange, requested, sent)
     return sizes
 
 
-def size(exchange: Exchange[Any, Any], sent: Mapping[str, float]) -> Size:
+def size(exchange: Exchange[Any, Any], requested: Leaves, sent: Mapping[str, float]) -> Size:
     """The norms of a reply, by fields such as `Update.model.values`.
 
     Args:
         exchange: What was sent to a client, and its reply.
-        sent: The squared norms of what was sent, by field.
+        requested: The leaves of what was sent.
+        sent: Their squared norms, by field.
     """
     kind = type(exchange.up).__name__
     squares: dict[str, float] = {}
-    for place, (tensor, before) in beside(exchange).items():
+    replied = leaves_of(exchange.up)
+    for place, (tensor, before) in compared(exchange, replied, requested).items():
         field = place.partition("[")[0]
         squares[field] = squares.get(field, 0.0) + sums.square(tensor, before)
-    for field, value in _scalars(exchange.up):
-        squares[field] = squares.get(field, 0.0) + value**2
+    for path, leaf in replied:
+        if isinstance(leaf, float):
+            field = path.partition("[")[0]
+            squares[field] = squares.get(field, 0.0) + leaf**2
     whole = math.fsum(sent.values())
     return Size(
         {f"{kind}.{field}": _root(square) for field, square in squares.items()},
@@ -175,18 +180,10 @@ def capped(pool: Sequence[Client], cap: float) -> dict[int, int]:
 # records -----------------------------------------------------------------------------------------
 
 
-def _scalars(record: object) -> list[tuple[str, float]]:
-    """The floating-point numbers of a record that are no tensors, by field."""
-    paths = (path for path, _ in Schema.of(record).leaves)
-    pairs = zip(paths, flatten(record), strict=True)
-    return [(path.partition("[")[0], leaf) for path, leaf in pairs if isinstance(leaf, float)]
-
-
-def _squares(record: object) -> dict[str, float]:
+def _squares(leaves: Leaves) -> dict[str, float]:
     """The squared norm of every field."""
     squares: dict[str, float] = {}
-    paths = (path for path, _ in Schema.of(record).leaves)
-    for path, leaf in zip(paths, flatten(record), strict=True):
+    for path, leaf in leaves:
         field = path.partition("[")[0]
         for tensor in _tensors(leaf):
             if tensor.is_floating_point():
