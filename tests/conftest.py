@@ -18,6 +18,8 @@ settings.load_profile("gossamer")
 
 # Processes that tests start are to compute with one thread too.
 os.environ["OMP_NUM_THREADS"] = "1"
+# What is drawn on a terminal does not depend on the one that the tests are started from.
+os.environ["TERM"] = "xterm-256color"
 
 
 @pytest.fixture(autouse=True)

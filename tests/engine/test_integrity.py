@@ -25,6 +25,7 @@ from gossamer.engine.files import (
     append,
     check_text,
     opened,
+    private_files,
     seal,
     seal_json,
     seal_text,
@@ -318,6 +319,18 @@ def test_only_the_owner_can_read_a_run(tmp_path: Path) -> None:
     for path in (tmp_path / "runs/one", *(tmp_path / "runs/one").rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_what_other_libraries_write_can_be_private_too(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with private_files():
+            (tmp_path / "private").touch()
+        (tmp_path / "public").touch()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("private", "public")]
+    assert modes == [0o600, 0o644]
 
 
 def test_a_rename_is_on_disk_before_the_next_step(
