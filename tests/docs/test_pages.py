@@ -11,6 +11,8 @@ DOCS = ROOT / "docs"
 PAGES = [
     "tutorials/index",
     "tutorials/method",
+    "howto/from_flower",
+    "howto/from_pfl",
     "howto/own",
     "howto/python",
     "howto/sweep",
