@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.engine.events import CONFIG
@@ -69,6 +69,8 @@ class Measured:
     """Training rounds of the rows that were run."""
     folders: tuple[Path, ...] = ()
     """The folders of its runs."""
+    held_out: Mapping[str, float] = field(default_factory=dict)
+    """By row: the share of their training data that clients hold out."""
 
     def line(self, row: Row, column: Column) -> Cell:
         return self.cells[row.name, column.name]
@@ -131,9 +133,9 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
             over = row.over if column.figure in ACCURACIES else "mean"
             cells[row.name, column.name] = Cell(printed, tuple(mine.values()), over)
     rounds = {name: training(each[0][0].config) for name, each in done.items()}
-    return Measured(
-        table, cells, rounds, tuple(Path(run.folder) for each in done.values() for _, run in each)
-    )
+    folders = tuple(Path(run.folder) for each in done.values() for _, run in each)
+    held_out = {plan.folder.parent.name: plan.config.experiment.valid for plan in plans}
+    return Measured(table, cells, rounds, folders, held_out)
 
 
 def measure(run: Run, column: Column) -> float | None:

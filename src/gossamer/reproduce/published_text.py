@@ -63,7 +63,17 @@ def legend(measured: Measured) -> Iterator[str]:
             "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
             "exact if all rounds cost the same, a rough estimate if models shrink"
         )
+    yield from _held_out(measured)
     yield from measured.table.notes
+
+
+def _held_out(measured: Measured) -> Iterator[str]:
+    """Which rows train on less, because clients hold out a part of their training data."""
+    rows = measured.held_out
+    for share in sorted(set(rows.values()) - {0.0}):
+        titles = [measured.table.rows[name].title for name, own in rows.items() if own == share]
+        which = "all rows" if len(titles) == len(rows) else ", ".join(titles)
+        yield f"clients hold out {100 * share:g} % of their training data in: {which}"
 
 
 def page_table(measured: Measured) -> PaperTable:
