@@ -20,7 +20,7 @@ from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line,
 
 NAMED = 10
 """Clients with dropped replies that a notice names, at most."""
-METRICS = ("client_mismatch", "zeros")
+METRICS = ("client_mismatch", "zeros", "removed")
 """What methods say of their state that reports and tables show."""
 
 

@@ -19,7 +19,7 @@ ACCURACIES = {"global": "global_accuracy", "clients": "personal_mean", "local": 
 server's) on the client's test data; only the clients that have a model of their own."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
 """Figures that accumulate over rounds: bits as sent and as the paper counts, and FLOPs."""
-FIGURES = (*ACCURACIES, *SUMS, "density", "zeros")
+FIGURES = (*ACCURACIES, *SUMS, "density", "zeros", "removed")
 UNITS = {
     "": 1.0,
     "%": 0.01,
