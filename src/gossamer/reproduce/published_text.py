@@ -16,7 +16,7 @@ NOTHING = "–"
 HEADS = ("published", "measured", "seeds", "difference")
 CSV_HEADER = (
     *("table", "row", "column", "unit", "published", "published_std"),
-    *("measured", "measured_std", "measured_se", "seeds", "rounds", "difference"),
+    *("measured", "measured_std", "measured_se", "seeds", "diverged", "rounds", "difference"),
 )
 
 
@@ -33,7 +33,7 @@ def _blocks(measured: Measured) -> Iterator[tuple[Column, list[list[str]]]]:
     """The columns, each with the rows that have a figure in it."""
     for column in measured.table.columns.values():
         body = [
-            [row.title, *_words(cell, column)]
+            [row.title, *_words(cell, column, measured.diverged.get(row.name, 0))]
             for row in measured.table.rows.values()
             if (cell := measured.line(row, column)).published or cell.values
         ]
@@ -57,6 +57,8 @@ def legend(measured: Measured) -> Iterator[str]:
             "measured: mean over seeds ± one standard error, unless a note says otherwise; "
             "published ± as the paper states it"
         )
+    if measured.diverged:
+        yield "runs that diverged are in no mean"
     yield "difference: percentage points for percentages, otherwise percent of the published figure"
     if measured.short:
         yield (
@@ -130,6 +132,7 @@ def plain(measured: Measured) -> list[dict[str, Any]]:
                     "measured_std": cell.std,
                     "measured_se": cell.error,
                     "seeds": len(cell.values),
+                    "diverged": measured.diverged.get(row.name, 0),
                     "rounds": measured.rounds.get(row.name),
                     "difference": cell.difference,
                 }
@@ -141,7 +144,7 @@ def _title(column: Column) -> str:
     return f"{column.title}, {column.unit}" if column.unit else column.title
 
 
-def _words(cell: Cell, column: Column) -> list[str]:
+def _words(cell: Cell, column: Column, diverged: int) -> list[str]:
     """Published, measured, seeds and difference as text."""
     digits = ".2f" if column.unit == "%" else ".5g"
     printed = NOTHING
@@ -157,6 +160,9 @@ def _words(cell: Cell, column: Column) -> list[str]:
         elif cell.published.value:
             difference = f"{100 * cell.difference / cell.published.value:+.1f} %"
     seeds = str(len(cell.values)) if cell.values else NOTHING
+    if diverged:
+        measured = measured if cell.values else "diverged"
+        seeds = f"{len(cell.values)}, {diverged} diverged"
     return [printed, measured, seeds, difference]
 
 
