@@ -11,14 +11,14 @@ from typing import Any
 import gossamer
 from gossamer import data
 from gossamer.cli.compare import Request, carry_out, write_files
-from gossamer.cli.parsing import Parser, Refusal, refusing, say
+from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
 from gossamer.config import nearest
 from gossamer.engine import events
 from gossamer.report import report
 from gossamer.report.columns import paragraph
 from gossamer.report.columns import table as aligned
 from gossamer.report.kept import Shelf, keep
-from gossamer.reproduce import claims
+from gossamer.reproduce import claims, pictures
 from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan
 from gossamer.reproduce.published import Measured, measured_table
@@ -78,6 +78,12 @@ def paper(arguments: Sequence[str]) -> int:
         "default: read those that come with a clone, keep none",
     )
     parser.add_argument(
+        "--pictures",
+        default="",
+        metavar="FOLDER",
+        help="draw mask mismatch, sparsity, sparsity across clients, and accuracy against traffic",
+    )
+    parser.add_argument(
         "--claims",
         action="store_true",
         help="without a name: every claim of the papers, printed vs. measured, by kept results",
@@ -119,7 +125,23 @@ def paper(arguments: Sequence[str]) -> int:
     if code := _carry_out(left, request, keep_in):
         return code
     shelf = Shelf(shelf.folder)
-    return _present(measured_table(table, plans, shelf), scale, request, options.json)
+    measured = measured_table(table, plans, shelf)
+    code = _present(measured, scale, request, options.json)
+    return code or _draw(measured, options.pictures)
+
+
+def _draw(measured: Measured, folder: str) -> int:
+    """Draws the pictures of a table, if a folder for them is given."""
+    if not folder:
+        return 0
+    rows = {measured.table.rows[name].title: runs for name, runs in measured.runs.items()}
+    try:
+        for path in pictures.draw(rows, Path(folder)):
+            say(f"picture: {path}")
+    except ImportError as problem:
+        warn(str(problem))
+        return 1
+    return 0
 
 
 def _claims(results: str, as_json: bool) -> int:

@@ -81,6 +81,8 @@ class Measured:
     """By row: the share of their training data that clients hold out."""
     diverged: Mapping[str, int] = field(default_factory=dict)
     """By row: how many of its runs diverged; they are in no mean."""
+    runs: Mapping[str, tuple[Run, ...]] = field(default_factory=dict)
+    """By row: its runs, one for each seed."""
 
     def line(self, row: Row, column: Column) -> Cell:
         return self.cells[row.name, column.name]
@@ -149,7 +151,8 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
     rounds = {name: training(each[0][0].config) for name, each in done.items()}
     folders = tuple(Path(run.folder) for each in done.values() for _, run in each)
     held_out = {plan.folder.parent.name: plan.config.experiment.valid for plan in plans}
-    return Measured(table, cells, rounds, folders, held_out, diverged)
+    runs = {name: tuple(run for _, run in each) for name, each in done.items()}
+    return Measured(table, cells, rounds, folders, held_out, diverged, runs)
 
 
 def measure(run: Run, column: Column) -> float | None:
