@@ -8,7 +8,7 @@ DOCS := .venv/.docs
 # What an installation is made from; the kernels are compiled again when their sources change.
 PACKAGE := pyproject.toml setup.py constraints.txt $(wildcard src/gossamer/arithmetic/native/*)
 
-.PHONY: setup demo test test-slow lint format bench docs clean
+.PHONY: setup demo test test-slow lint format bench results docs clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Tables and pictures of the pages, from the files in results/ and benchmarks/results/.
+results: $(STAMP)
+	$(BIN)/python tools/results.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -1,13 +1,11 @@
 """Writes the tables of docs/arithmetic.md from benchmarks/results.
 
-python tools/arithmetic.py          # writes them
-python tools/arithmetic.py --check  # fails if the page differs
+`tools/results.py` puts them into their places.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +90,3 @@ def pages() -> dict[Path, str]:
                 text = f"{before}{mark}\n{table}\n\n<!-- /{name} -->{after}"
         written[path] = text
     return written
-
-
-if __name__ == "__main__":
-    differing = {p: text for p, text in pages().items() if p.read_text(encoding="utf-8") != text}
-    if "--check" in sys.argv:
-        sys.exit(f"run python tools/arithmetic.py: {list(differing)}" if differing else 0)
-    for path, text in differing.items():
-        path.write_text(text, encoding="utf-8")

@@ -1,14 +1,12 @@
 """Writes the tables of docs/privacy.md and its picture from results/privacy.
 
-python tools/privacy.py          # writes them
-python tools/privacy.py --check  # fails if page or picture differ
+`tools/results.py` puts them into their places.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
@@ -173,15 +171,3 @@ def written() -> dict[Path, str]:
         assert mark and end, f"docs/privacy.md has no place for the table {name}"
         text = f"{before}{mark}\n{table}\n\n{end}{after}"
     return {PAGE: text, PICTURE: picture(runs)}
-
-
-if __name__ == "__main__":
-    differing = {
-        path: text
-        for path, text in written().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    }
-    if "--check" in sys.argv:
-        sys.exit(f"run python tools/privacy.py: {list(map(str, differing))}" if differing else 0)
-    for path, text in differing.items():
-        path.write_text(text, encoding="utf-8")

@@ -1,14 +1,12 @@
 """Writes the tables of docs/robustness.md from results/robust.json.
 
-python tools/robust.py          # writes them
-python tools/robust.py --check  # fails if the page differs
+`tools/results.py` puts them into their places.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +75,3 @@ def page() -> str:
     before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- robust -->\n")
     _, end, after = rest.partition("<!-- /robust -->")
     return f"{before}{mark}\n{tables(found)}\n\n{end}{after}"
-
-
-if __name__ == "__main__":
-    text = page()
-    differs = PAGE.read_text(encoding="utf-8") != text
-    if "--check" in sys.argv:
-        sys.exit("run python tools/robust.py" if differs else 0)
-    PAGE.write_text(text, encoding="utf-8")

@@ -208,8 +208,8 @@ class Result(Generic[U, C]):
     up: U
     local: C | None = None
     masks: Masks = field(default_factory=dict)
-    trained: Masks = field(default_factory=dict)
-    """Which of the active weights were trained, if some were frozen; empty: all of them."""
+    trained: Mapping[str, Tensor | float] = field(default_factory=dict)
+    """Weights that got a gradient, as masks or as mean shares; empty: the active ones."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -26,6 +26,17 @@ def test_operations_of_spafl(density: float | None, wanted: int) -> None:
     assert round(spafl(density, 3, 10, "spafl")) == wanted
 
 
+def test_gradients_of_all_weights_are_counted_by_default() -> None:
+    """SpaFL's last epoch of three needs them: .15 of dense training at density .045, not .045."""
+    layout = layout_of("lenet5_caffe", GREY, 10)
+    kept = dict.fromkeys(layout.prunable, 0.045)
+    trained = dict.fromkeys(layout.prunable, 0.045 + 0.955 / 3)
+    dense = FLOPS["passes"](Effort(layout, {}, 1, 1, 1))
+    found = FLOPS["passes"](Effort(layout, kept, 1, 1, 1, trained))
+    assert found / dense == pytest.approx((2 * 0.045 + 0.045 + 0.955 / 3) / 3)
+    assert FLOPS["passes"](Effort(layout, kept, 1, 1, 1)) / dense == pytest.approx(0.045)
+
+
 @pytest.mark.parametrize(
     ("density", "wanted"), [(1.0, 4_128_907_330), (0.5, 3_441_007_330), (0.0, 2_753_107_330)]
 )

@@ -85,7 +85,10 @@ def test_table_csv_latex_and_page_have_the_same_figures(gossamer: Command) -> No
     assert " 100 % " in low and f"{each[0]['bits']['up'] / 1e6:.4g}" in low
     marked = [line[2:].split("  ")[0] for line in lines if re.match(r"\* \S+  ", line)]
     assert marked == 2 * [name for name, row in rows.items() if row["pareto_best"]]
-    assert "means ± one standard error over n seeds" in lines[-2]
+    assert "means ± one standard error over n seeds" in " ".join(lines)
+    assert "no difference shown" in " ".join(" ".join(lines).split())
+    (difference,) = [each for each in whole["differences"] if "1e-09" in each["other"]]
+    assert difference["seeds"] == 2 and difference["p"] > 0.05 and not difference["shown"]
     assert f"{mean:.4f} <small>± {error:.2g}</small>" in page and "n = 2 seeds" in page
     assert page.count("Pareto-optimal</span>") == sum(best)
 

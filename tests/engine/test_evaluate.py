@@ -64,7 +64,7 @@ def test_the_global_figures_are_means_over_the_servers_test_set(
     assert found.global_accuracy == pytest.approx(right(params, test).mean().item())
     assert found.global_loss == pytest.approx(functional.cross_entropy(logits, test.y).item())
     assert (found.personal_mean, found.personal_std, found.clients) == (None, None, 0)
-    assert found.personal_histogram is None
+    assert found.personal_histogram is None and found.personal_densities is None
 
 
 @pytest.mark.parametrize("rows", [True, False])

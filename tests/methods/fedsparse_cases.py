@@ -14,6 +14,8 @@ from gossamer import Batch, Client, Ctx, Examples, Key, Params, Task, fields
 from gossamer.engine.client import batches, train
 from gossamer.methods.as_published.fedsparse import FedSparseVariants
 from gossamer.methods.fedsparse import Down, FedSparse, Server
+from gossamer.methods.parts.gated_model import Frame
+from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.models import build
 from gossamer.sparsity.gated_training import Drawn, Gradients, Work
 from gossamer.sparsity.groups import Groups
@@ -112,6 +114,22 @@ def trained(method: Any, task: Task, state: Server, seed: int = 0) -> Any:
     """The result of a client's job."""
     ctx = client_ctx(task, pictures(), seed=seed)
     return train(method, ctx, sent(method, task, state), None).result
+
+
+def whole_tensors(task: Task, groups: Groups, local: Any, model: SparseModel) -> Params:
+    """The whole tensors of what a client sent, zero where nothing travels."""
+    frame = Frame.of(server_ctx(task), groups, local.alive, local.removed)
+    return frame.weights(model, local.opened, model)
+
+
+def ones(model: SparseModel) -> SparseModel:
+    """A message of the same form with ones for all numbers: it shows what travels."""
+    values = {name: torch.ones_like(each) for name, each in model.values.values.items()}
+    dense, buffers = (
+        {name: torch.ones_like(each) for name, each in part.items()}
+        for part in (model.dense, model.buffers)
+    )
+    return SparseModel(replace(model.values, values=values), dense, buffers)
 
 
 def begun(method: Any, task: Task, state: Server) -> tuple[Ctx, Work, Batch]:

@@ -161,6 +161,30 @@ def test_a_weight_that_too_few_clients_have_is_dropped() -> None:
     assert all(torch.equal(merged.masks[name], mask) for name, mask in lost.items())
 
 
+def test_new_weights_of_most_clients_may_stay() -> None:
+    """They all arrive as zeros: by index the first stays, by votes the one that two chose."""
+    task = plain_task()
+    plain = FedDSTVariants(density=0.5, readjustment=VARIED)
+    for ties, wanted in (("index", 0), ("votes", 1)):
+        method = replace(plain, ties=ties)
+        state = method.init(ctx(task, 0))
+        name = next(iter(state.masks))
+        free = (~state.masks[name]).flatten().nonzero().flatten()[:2]
+        last = state.params[name].abs().where(state.masks[name], torch.inf).argmin()
+        exchanges = []
+        for client, grown in enumerate((free[0], free[1], free[1])):
+            masks = {key: mask.clone() for key, mask in state.masks.items()}
+            masks[name].view(-1)[last], masks[name].view(-1)[grown] = False, True
+            down = method.down(ctx(task, 2), state, Client(client, 10))
+            values = pack({key: state.params[key] * masks[key] for key in masks}, masks)
+            up = Up(replace(down.model, values=values), Revision(masks))
+            exchanges.append(Exchange(Client(client, 10), down, up))
+        merged = method.merge(ctx(task, 2), state, exchanges)
+        assert sparsity.count(merged.masks) == sparsity.count(state.masks)
+        kept = merged.masks[name].flatten()[free]
+        assert kept.tolist() == [wanted == 0, wanted == 1]
+
+
 def test_who_pruned_a_weight_may_count_with_its_old_value() -> None:
     method = FedDSTVariants(density=0.5, readjustment=VARIED)
     state, plain, lost = two_replies(method)

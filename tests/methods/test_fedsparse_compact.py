@@ -11,23 +11,25 @@ from fedsparse_cases import (
     CLASSES,
     SIDE,
     begun,
-    close,
     groups_of,
     net,
+    ones,
     pictures,
     pruned,
     sent,
     toy,
+    whole_tensors,
 )
 from torch import Tensor, nn
 
-from gossamer import Params, Task, fields
+from gossamer import Client, Exchange, Params, Task, fields
 from gossamer.accounting import FLOPS, Effort, densities
 from gossamer.engine.client import train
 from gossamer.methods.fedsparse import Server
 from gossamer.sparsity import hard_concrete
 from gossamer.submodels import behind, compaction
-from helpers import client_ctx
+from gossamer.wire import Schema, encode
+from helpers import client_ctx, server_ctx
 
 DEAD = {"0.weight": [1, 3], "2.weight": [0, 2, 5], "5.weight": [0, 1, 2, 5, 8, 9]}
 """Of the net without norms."""
@@ -43,23 +45,42 @@ def with_compact(method: Any, compact: bool) -> Any:
 
 def both(method: Any, task: Task, state: Server) -> tuple[Any, Any]:
     """What a client comes to, compacted and not."""
-    down = sent(method, task, state)
+    methods = [with_compact(method, compact) for compact in (True, False)]
     found = [
-        train(with_compact(method, compact), client_ctx(task, pictures()), down, None).result
-        for compact in (True, False)
+        train(each, client_ctx(task, pictures()), sent(each, task, state), None).result
+        for each in methods
     ]
     return found[0], found[1]
 
 
-def agree(small: Any, whole: Any, statistics: bool = True) -> None:
-    """The same upload, to the precision of float32."""
+def agree(
+    method: Any, task: Task, state: Server, statistics: bool = True, fewer: bool = True
+) -> None:
+    """The same upload, to the precision of float32; what does not travel was not trained."""
+    small, whole = both(method, task, state)
     for name, opened in small.up.opened.items():
         assert torch.equal(opened, whole.up.opened[name])
-    ours, theirs = small.up.model, whole.up.model
-    assert close(ours.values.values, theirs.values.values, 2e-5)
-    assert close(ours.dense, theirs.dense, 2e-5)
-    assert not statistics or close(ours.buffers, theirs.buffers, 2e-5)
+    groups, left = groups_of(method, task), 0
+    ours = whole_tensors(task, groups, small.local, small.up.model)
+    theirs = whole_tensors(task, groups, whole.local, whole.up.model)
+    travels = whole_tensors(task, groups, small.local, ones(small.up.model))
+    opened = groups.masks(groups.join(whole.local.opened), state.params)
+    for name, tensor in ours.items():
+        if task.layout[name].kind == "buffer" and not statistics:
+            continue
+        here = travels[name].bool()
+        assert torch.allclose(tensor[here], theirs[name][here], rtol=2e-5, atol=2e-5)
+        rest = ~here & opened.get(name, ~here)
+        left += int(rest.sum())
+        if task.layout[name].kind != "buffer":
+            assert torch.equal(theirs[name][rest], state.params[name][rest])
     assert small.metrics == pytest.approx(whole.metrics, rel=1e-4)
+    sizes = [encoded(each.up) for each in (small, whole)]
+    assert (left > 0) == fewer and sizes[1] - sizes[0] >= 3.9 * left
+
+
+def encoded(record: Any) -> int:
+    return len(encode(record, Schema.of(record)))
 
 
 def shapes(method: Any, task: Task, state: Server) -> dict[str, tuple[int, ...]]:
@@ -77,7 +98,7 @@ def test_without_biases_all_pruned_units_go() -> None:
     found = shapes(method, task, state)
     assert found["0.weight"] == (2, 1, 3, 3) and found["2.weight"] == (3, 2, 3, 3)
     assert found["5.weight"] == (4, 12) and found["7.weight"] == (CLASSES, 4)
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 def test_units_with_a_bias_go_if_the_relu_behind_never_lets_it_pass() -> None:
@@ -95,7 +116,7 @@ def test_units_with_a_bias_go_if_the_relu_behind_never_lets_it_pass() -> None:
     assert len(work.params["2.weight"]) == 4  # the last one has
     assert len(work.params["5.weight"]) == 10 - 4  # 0, 1, 2 and 5, whose bias is zero
     assert int((work.alive == 0).sum()) == 1 + 1 + 2
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.5])
@@ -109,7 +130,7 @@ def test_norms_of_groups_count_weights_that_nothing_reaches(drift: float) -> Non
     assert torch.allclose(work.logits(), whole, atol=2e-3)
     assert float(work.outside.max()) > 0.01
     assert work.sizes.unique().tolist() == [9, 24, 36]
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -121,7 +142,7 @@ def test_units_with_a_norm_behind_go_if_it_goes_with_them(norm: str) -> None:
     found = shapes(method, task, state)
     assert [found[name][0] for name in convolutions] == [2, 3]
     # What batch normalisation would still count of a unit without scale is of no consequence.
-    agree(*both(method, task, state), statistics=norm == "group")
+    agree(method, task, state, statistics=norm == "group")
     # By itself a norm says something about every channel, so all of them stay.
     plain = replace(method, gate_bias=False)
     whole = shapes(plain, task, pruned(plain, task, dead))
@@ -134,8 +155,7 @@ def test_what_is_left_of_statistics_is_the_same() -> None:
     small, whole = both(method, task, pruned(method, task, {first: [1, 3]}))
     ours, theirs = small.up.model.buffers, whole.up.model.buffers
     for name in ("1.running_mean", "1.running_var"):
-        kept = [0, 2]
-        assert torch.allclose(ours[name][kept], theirs[name][kept], rtol=1e-4)
+        assert torch.allclose(ours[name], theirs[name][[0, 2]], rtol=1e-4)
 
 
 class Block(nn.Module):
@@ -163,7 +183,7 @@ def test_units_that_are_added_go_when_all_their_filters_are_pruned(act: nn.Modul
     state = pruned(method, task, dead)
     found = shapes(method, task, state)
     assert found["inner.weight"] == (2, 3, 3, 3) and found["stem.weight"] == (3, 1, 3, 3)
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 def test_units_that_are_added_may_have_biases_that_a_relu_cuts_off() -> None:
@@ -180,7 +200,7 @@ def test_units_that_are_added_may_have_biases_that_a_relu_cuts_off() -> None:
     found = shapes(method, task, state)
     # The first is still written to by the outer layer, and the third lets its bias pass.
     assert found["stem.weight"] == (3, 1, 3, 3) and found["inner.weight"] == (3, 3, 3, 3)
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 def test_a_bias_before_another_function_than_relu_keeps_its_unit() -> None:
@@ -205,14 +225,14 @@ def test_inputs_of_linear_layers_go_with_their_gates() -> None:
     # The third filter is pruned too, but gates of its inputs to the next layer are still trained.
     assert found["2.weight"] == (5, 4, 3, 3) and found["5.weight"] == (10, 18)
     assert found["7.weight"] == (CLASSES, 8)
-    agree(*both(method, task, state))
+    agree(method, task, state, fewer=False)  # gates of inputs are groups, which are not sent anyway
 
 
 def test_a_layer_without_any_group_left_keeps_one_that_is_shut() -> None:
     method, task = toy(), net(bias=False)
     state = pruned(method, task, {"2.weight": range(6)})
     assert shapes(method, task, state)["2.weight"] == (1, 4, 3, 3)
-    agree(*both(method, task, state))
+    agree(method, task, state)
 
 
 # what stays whole ---------------------------------------------------------------------------------
@@ -290,30 +310,44 @@ def test_operations_are_counted_for_what_is_left() -> None:
     assert products(small.masks) < products(whole.masks) < task.layout.macs
 
 
-def test_what_was_not_trained_comes_back_as_it_was() -> None:
+def test_what_does_not_travel_stays_as_it_was() -> None:
     method, task = toy(), net(bias=False)
     state = pruned(method, task, DEAD)
-    ctx, work, batch = begun(method, task, state)
-    method.step(ctx, work, batch)
-    found = work.part.restore(work.params)
+    down = sent(method, task, state)
+    up = train(method, client_ctx(task, pictures()), down, None).result.up
+    after = method.merge(server_ctx(task), state, [Exchange(Client(0, 9), down, up)])
     gone = [0, 2, 5]  # filters of the second convolution, four columns each
     columns = [4 * place + pixel for place in gone for pixel in range(4)]
-    alive = [3, 4, 6, 7]
-    assert torch.equal(found["5.weight"][:, columns], state.params["5.weight"][:, columns])
+    alive, weight = [3, 4, 6, 7], "5.weight"
+    assert torch.equal(after.params[weight][:, columns], state.params[weight][:, columns])
     others = [place for place in range(24) if place not in columns]
-    assert (found["5.weight"] != state.params["5.weight"])[alive][:, others].any()
-    assert not found["5.weight"][DEAD["5.weight"]].any()
+    assert (after.params[weight] != state.params[weight])[alive][:, others].any()
+    assert not after.params[weight][DEAD[weight]].any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_goes_with_pruned_groups_is_counted(bias: bool) -> None:
+    """Of 4, 6 and 10 units 2, 3 and 4 are left; each owns a bias and the inputs that it feeds."""
+    method, task = toy(), net(bias=bias)
+    state = pruned(method, task, DEAD)
+    left = 2 * 9 + 3 * 2 * 9 + 4 * 12 + CLASSES * 4 + bias * (2 + 3 + 4) + CLASSES
+    metrics = method.measures(server_ctx(task), state).metrics
+    assert metrics["removed"] == pytest.approx(1 - left / task.layout.count)
+    own = (2 * 9 + 3 * 4 * 9 + 6 * 24) / task.layout.count
+    assert metrics["zeros"] == pytest.approx(own) and own < metrics["removed"]
+
+
+def test_nothing_but_groups_is_counted_in_a_model_that_cannot_be_followed() -> None:
+    method, task = toy(), Task.of(Branching(), torch.zeros(2, 4))
+    metrics = method.measures(server_ctx(task), pruned(method, task, {"one.weight": [0]})).metrics
+    assert metrics["removed"] == pytest.approx(metrics["zeros"])
 
 
 def test_moments_that_clients_keep_are_those_of_the_whole() -> None:
     method, task = toy(client_moments="keep"), net(bias=False)
     state = pruned(method, task, DEAD)
-    down = sent(method, task, state)
-    ctx = client_ctx(task, pictures())
-    small, whole = (
-        train(with_compact(method, compact), ctx, down, None).result.local
-        for compact in (True, False)
-    )
+    small, whole = (each.local for each in both(method, task, state))
+    down, ctx = sent(method, task, state), client_ctx(task, pictures())
     assert small.first.shape == (20,) and small.steps == whole.steps == 3
     alive = groups_of(method, task).join(down.alive)
     assert torch.allclose(small.first[alive], whole.first[alive], rtol=1e-2, atol=1e-2)

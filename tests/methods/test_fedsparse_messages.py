@@ -18,7 +18,7 @@ from gossamer.accounting import paper_bits
 from gossamer.accounting.dry_run import price
 from gossamer.engine.client import train
 from gossamer.methods.as_published import fedsparse as variants
-from gossamer.methods.fedsparse import Down, FedSparse, Local, Up
+from gossamer.methods.fedsparse import Down, FedSparse, Local, Server, Up
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity.gated_training import Work
 from gossamer.wire import Mode, Schema, WireError, decode, dump, encode, pack, unpack
@@ -34,6 +34,12 @@ def left(counts: tuple[int, ...]) -> dict[str, range]:
     """The groups that go so that so many are left in each layer of LeNet-5."""
     wholes = (32, 64, 512)
     return {n: range(c, w) for n, c, w in zip(LAYERS, counts, wholes, strict=True)}
+
+
+def biased(state: Server, bias: float) -> Server:
+    """The state with the same number for all biases."""
+    biases = {n: torch.full_like(t, bias) for n, t in state.params.items() if n.endswith(".bias")}
+    return replace(state, params={**state.params, **biases})
 
 
 def blank(task: Task) -> Ctx:
@@ -70,18 +76,36 @@ def test_bits_of_messages(
     assert task.layout.count == count
     whole = sent(method, task, method.init(server_ctx(task, round=0)))
     assert paper_bits(whole) == full == 32 * count + 608 + 32 * 608
-    told = sent(method, task, pruned(method, task, left(ALIVE)))
+    told = sent(method, task, biased(pruned(method, task, left(ALIVE)), 0.1))
     assert paper_bits(told) == down
     answer = reply(method, task, told, left(OPEN))
     assert [int(opened.sum()) for opened in answer.opened.values()] == list(OPEN)
     assert paper_bits(answer) == up
 
 
+@pytest.mark.parametrize(
+    ("shape", "classes", "row", "inputs"), [(COLOUR, 10, 75, 25), (GREY, 62, 25, 16)]
+)
+def test_inputs_that_nothing_reaches_are_not_sent(
+    shape: tuple[int, ...], classes: int, row: int, inputs: int
+) -> None:
+    """Biases that no ReLU lets pass: 30, 40 and 200 units are left, and feed what comes next."""
+    task, method = paper(shape, classes), toy()
+    told = sent(method, task, biased(pruned(method, task, left(ALIVE)), -0.1))
+    beside = 30 + 40 + 200 + 201 * classes  # biases, and the last layer
+    rows = 30 * row + 40 * 30 * 25 + 200 * 40 * inputs
+    # A bit for each group and each pruned one, a threshold each, and the norms of what is missing.
+    more = 608 + 338 + 32 * 270 + 32 * (40 + 200)
+    assert paper_bits(told) == 32 * (rows + beside) + more
+    opened = 30 * row + 38 * 30 * 25 + 190 * 40 * inputs
+    assert paper_bits(reply(method, task, told, left(OPEN))) == 32 * (opened + beside) + 270
+
+
 def test_a_reply_with_all_gates_open_costs_a_bit_for_each_beside_the_weights() -> None:
     task, method = paper(COLOUR, 10), toy()
     answer = reply(method, task, sent(method, task, method.init(server_ctx(task, round=0))), {})
     assert paper_bits(answer) == 28_113_216 + 608
-    told = sent(method, task, pruned(method, task, left(ALIVE)))
+    told = sent(method, task, biased(pruned(method, task, left(ALIVE)), 0.1))
     part = paper_bits(told) - 608 - 32 * 270
     assert paper_bits(reply(method, task, told, {})) == part + 270
 
@@ -89,7 +113,7 @@ def test_a_reply_with_all_gates_open_costs_a_bit_for_each_beside_the_weights() -
 def test_bytes_are_no_more_than_the_paper_counts_and_some() -> None:
     """Bits of groups are coded; a few bytes per tensor tell how much there is."""
     task, method = paper(COLOUR, 10), toy()
-    told = sent(method, task, pruned(method, task, left(ALIVE)))
+    told = sent(method, task, biased(pruned(method, task, left(ALIVE)), 0.1))
     data = encode(told, Schema.of(told))
     assert 8 * len(data) < 11_528_864 + 8 * 64
     again = decode(data, Schema.of(told))

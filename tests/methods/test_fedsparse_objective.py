@@ -11,7 +11,7 @@ import torch
 from fedsparse_cases import begun, net, pure, toy
 from torch import Tensor, nn
 
-from gossamer import Ctx, Task
+from gossamer import METHODS, Ctx, Task, fields
 from gossamer.methods.as_published.fedsparse import FedSparseVariants, OtherGates, mean_of_open
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.sparsity import gated_training
@@ -220,3 +220,23 @@ def test_the_ratio_of_means_is_not_the_mean_of_ratios() -> None:
 
 def test_what_nobody_has_open_stays() -> None:
     assert combined(vector(0, 0), vector(3, 4), old=0.25) == 0.25
+
+
+@pytest.mark.parametrize(("relaxation", "size"), [("natural", 1239), ("matched", 919)])
+def test_the_servers_gates_may_be_as_relaxed_as_the_clients(relaxation: str, size: int) -> None:
+    """At the paper's lowest price, groups of up to 919 or 1239 weights are pushed open at first."""
+    task, starts = net(bias=False), {}
+    for theta in ("binary", "relaxed"):
+        method = toy(theta=theta, relaxation=relaxation, lambda0=5e-7)
+        state = method.init(server_ctx(task, round=0))
+        starts[theta] = begun(method, task, state)[1].start
+    assert torch.allclose(starts["binary"], torch.logit(torch.tensor(0.99)), atol=1e-3)
+    turns = method.pure.cross_entropy / method.pure.lambda0 * starts["relaxed"]
+    assert torch.allclose(turns, torch.tensor(float(size)), atol=1.0)
+
+
+def test_the_preset_of_the_printed_sparsities() -> None:
+    found = {each.name: each.default for each in fields.settings(METHODS["fedsparse-paper"])}
+    usual = {each.name: each.default for each in fields.settings(METHODS["fedsparse-variants"])}
+    differs = {name: value for name, value in found.items() if value != usual[name]}
+    assert differs == {"gate_bias": True, "theta": "relaxed"}

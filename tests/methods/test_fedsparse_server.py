@@ -19,6 +19,7 @@ from fedsparse_cases import (
     theta,
     toy,
     trained,
+    whole_tensors,
     with_thresholds,
 )
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.nn.functional import softplus
 
 from gossamer import Client, Exchange, Key, Params, Task
 from gossamer.methods.fedsparse import Down, Server, Up
+from gossamer.methods.parts.gated_model import Frame
 from gossamer.methods.parts.server_optimiser import ServerOptimiser
 from gossamer.methods.parts.sparse_model import SparseModel
 from gossamer.sparsity import hard_concrete
@@ -223,9 +225,8 @@ def rounds(method: Any, state: Server, count: int, seed: int = 0) -> list[Server
                 n: tensor + 0.1 * torch.randn(tensor.shape, generator=draw)
                 for n, tensor in state.params.items()
             }
-            masks = groups.masks(groups.join(opened), noise)
-            packed = pack({name: noise[name] for name in groups.names}, masks)
-            model = SparseModel(packed, {name: noise[name] for name in down.model.dense}, {})
+            frame = Frame.of(ctx, groups, down.alive, down.removed)
+            model = frame.send(ctx, noise, opened, "running")
             up = Up({n: opened[n][alive] for n, alive in down.alive.items()}, model)
             exchanges.append(Exchange(Client(id, 10), down, up))
         found.append(method.merge(ctx, state, exchanges))
@@ -306,7 +307,8 @@ def test_biases_and_norms_go_with_their_groups(norm: str) -> None:
     dead = {layers[0]: [1, 2], layers[1]: [0]}
     state = pruned(method, task, dead)
     free = pruned(toy(), task, dead)
-    dense = trained(method, task, state).up.model.dense
+    done = trained(method, task, state)
+    dense = whole_tensors(task, groups_of(method, task), done.local, done.up.model)
     for layer, places in dead.items():
         number = int(layer.partition(".")[0])
         beside = [f"{number}.bias"]

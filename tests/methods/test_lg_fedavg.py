@@ -69,7 +69,7 @@ def test_what_travels(
     model: str, shape: tuple[int, ...], classes: int, wish: str, names: str, count: int
 ) -> None:
     layout = layout_of(model, shape, classes)
-    assert shared(layout, wish) == tuple(names.split())
+    assert tuple(shared(layout, wish)) == tuple(names.split())
     assert layout.total("count", names.split()) == count
 
 
@@ -81,9 +81,34 @@ def test_a_part_of_the_module_means_all_below_it() -> None:
     assert "stages.2.0.norm1.running_mean" in found and len(found) == 3 + 2 * 4 + 2
 
 
+def test_rows_of_a_tensor_may_be_shared() -> None:
+    """The classifier and the output gate of SpaFL's LSTM: rows 384 to 511 of each gate matrix."""
+    layout = layout_of("lstm", GREY, 10)
+    rows = shared(layout, "fc,lstm.weight_*[384:512]")
+    gates = [f"lstm.weight_{way}_l{layer}" for layer in (0, 1) for way in ("ih", "hh")]
+    assert rows == {**dict.fromkeys(gates, slice(384, 512)), "fc.weight": None, "fc.bias": None}
+    assert sum(128 * layout[name].shape[1] for name in gates) + 1_290 == 54_026
+    assert shared(layout, "lstm.weight_ih_l0[0:512]") == {"lstm.weight_ih_l0": None}
+
+
+def test_a_model_divided_by_rows_is_put_together_again() -> None:
+    task = normed()
+    method = replace(METHOD, shared="4, 0.weight[2:5]")
+    ctx = client_ctx(task, Toy(pool=1).client(0).train)
+    state = method.init(server_ctx(task))
+    assert len(state.params["0.weight"]) == 3
+    found = train(method, ctx, Down(state.params), None).result
+    kept, sent = found.local.params["0.weight"], found.up.params["0.weight"]
+    assert len(kept) + len(sent) == task.layout["0.weight"].shape[0]
+    server = Server({**found.up.params, "0.weight": torch.full_like(sent, 7.0)})
+    model = method.model(server_ctx(task), server, found.local)
+    assert torch.equal(model["0.weight"][2:5], torch.full_like(sent, 7.0))
+    assert torch.equal(torch.cat([model["0.weight"][:2], model["0.weight"][5:]]), kept)
+
+
 def test_more_layers_than_there_are_means_all_but_norms() -> None:
     layout = layout_of("cnn7", COLOUR, 10)
-    assert shared(layout, "99") == layout.prunable
+    assert tuple(shared(layout, "99")) == layout.prunable
 
 
 @pytest.mark.parametrize(
@@ -96,6 +121,8 @@ def test_more_layers_than_there_are_means_all_but_norms() -> None:
         ("-1", "called '-1'"),
         ("0", "`shared='0'` leaves nothing to share; use a larger number"),
         (" , ", "leaves nothing to share"),
+        ("fc3.weight[4:11]", "fc3.weight has rows 0 to 10, not 4:11"),
+        ("fc3.weight[4:4]", "not 4:4"),
     ],
 )
 def test_what_cannot_be_shared_is_said(wish: str, said: str) -> None:
@@ -107,12 +134,12 @@ def test_norms_alone_are_nothing_to_share() -> None:
     ends = Task.of(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), torch.zeros(2, 5))
     with pytest.raises(ValueError, match="`shared='1'` leaves nothing to share"):
         METHOD.init(server_ctx(ends))
-    assert shared(ends.layout, "2") == ("0.weight", "0.bias")
+    assert tuple(shared(ends.layout, "2")) == ("0.weight", "0.bias")
 
 
 def test_a_module_of_one_layer_names_its_tensors() -> None:
     lone = Task.of(nn.Linear(5, 3), torch.zeros(2, 5)).layout
-    assert shared(lone, "1") == ("weight", "bias")
+    assert tuple(shared(lone, "1")) == ("weight", "bias")
     with pytest.raises(ValueError, match="it has weight, bias"):
         shared(lone, "head")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from spafl_cases import (
+    TAU,
     data,
     exact,
     feed,
@@ -41,6 +42,9 @@ from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, refused, same, serve
         ({"epochs": 1.9}, "--epochs must be at least 2"),
         ({"ste": "dead"}, "--bug-compat cifar"),
         ({"ste": "dead", "bug_compat": "fmnist"}, "--bug-compat cifar"),
+        ({"delta_ref": "last-server-step"}, "add --downlink sampled"),
+        ({"downlink": "sampled", "eval_point": "before"}, "--eval-point before has no effect"),
+        ({"reg_step": "eq5", "regulariser": "inv"}, "--regulariser inv has no effect"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -52,8 +56,15 @@ def test_settings_that_contradict_each_other_are_refused(
     method = spafl(**changes)
     with refused(words):
         method.begin(client_ctx(task, data(task)), tell(told(task, method)), None)
-    fine = {"epochs": 1.0, "phases": "joint"} if "epochs" in changes else {"bug_compat": "cifar"}
-    spafl(**{**changes, **fine}).init(server_ctx(task))
+    fine = {
+        "epochs": {"phases": "joint"},
+        "ste": {"bug_compat": "cifar"},
+        "delta_ref": {"downlink": "sampled"},
+        "eval_point": {"downlink": "all"},
+        "regulariser": {"reg_step": "loss"},
+    }
+    mended = next(fine[name] for name in reversed(changes) if name in fine)
+    spafl(**{**changes, **mended}).init(server_ctx(task))
 
 
 def test_a_model_without_prunable_layers_is_refused() -> None:
@@ -140,16 +151,17 @@ def test_presets_are_what_the_authors_code_does() -> None:
         "momentum_state": "persist",
         "downlink": "sampled",
         "delta_ref": "last-server-step",
-        "eval_point": "before",
     }
 
 
+@pytest.mark.parametrize("lr", [0.1, 20.0])
 @pytest.mark.parametrize("name", ["mlp", "conv"])
-def test_variants_with_their_defaults_give_the_bits_of_the_algorithm(name: str) -> None:
+def test_variants_with_their_defaults_give_the_bits_of_the_algorithm(name: str, lr: float) -> None:
+    """The larger rate takes weights and thresholds to the ends of their ranges."""
     task = {"mlp": mlp(), "conv": conv()}[name]
     ctx = client_ctx(task, data(task))
     models, sent = [], []
-    for method in (toy(), toy(momentum_state="reset")):
+    for method in (toy(lr=lr), toy(lr=lr, momentum_state="reset")):
         server = method.init(server_ctx(task))
         server = merged(method, task, server, {0: told(task, method, 0.5)})
         server = merged(method, task, server, {1: told(task, method)}, round=2)
@@ -160,6 +172,42 @@ def test_variants_with_their_defaults_give_the_bits_of_the_algorithm(name: str) 
         models.append(method.model(server_ctx(task, 3), server, done.local))
     assert isinstance(toy(), SpaFL) and torch.equal(*sent)
     assert same(*models)
+    weights = torch.cat([done.local.params[name].flatten() for name in task.layout.prunable])
+    reached = float(weights.abs().max()), float(sent[0].max())
+    assert reached == (1, 1) if lr > 1 else max(reached) < 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum_state": "reset"}])
+def test_the_rate_of_thresholds_follows_the_schedule(changes: dict[str, Any]) -> None:
+    """A tenth of the rate of weights in the first round is a tenth of it in every other."""
+    task, moved = layer(), {}
+    for round in (1, 3):
+        method = spafl(eta_tau=0.01, schedule="exponential", decay=0.5, **changes)
+        ctx, work = start(method, task, exact(TAU), round)
+        feed(method, ctx, work, [1])
+        moved[round] = work.thresholds - exact(TAU)
+    torch.testing.assert_close(moved[3], moved[1] / 4, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({}, 1 / 3),
+        ({"momentum_state": "reset"}, 1 / 3),
+        ({"phases": "joint"}, 1.0),
+        ({"mask_grad_to_weight": True}, 1.0),
+    ],
+)
+def test_the_gradients_of_all_weights_are_declared(changes: dict[str, Any], dense: float) -> None:
+    """Those of the last epoch (eq. 6): d + (1 - d) / E of the weights get a gradient."""
+    task, method = mlp(), toy(**changes)
+    down = method.down(server_ctx(task), method.init(server_ctx(task)), Client(0, 20))
+    thresholds = torch.full_like(down.thresholds, 0.1)
+    done = train(method, client_ctx(task, data(task)), replace(down, thresholds=thresholds), None)
+    for name, mask in done.result.masks.items():
+        share = float(mask.float().mean())
+        assert done.result.trained[name] == pytest.approx(share + (1 - share) * dense)
+        assert 0 < share < 1
 
 
 def differing(method: SpaFLVariants) -> dict[str, Any]:

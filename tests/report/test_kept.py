@@ -42,6 +42,10 @@ def test_a_kept_result_has_the_figures_of_its_run(folder: Path, tmp_path: Path) 
         assert known({"": measure(kept, column)}) == pytest.approx(
             known({"": measure(run, column)}), rel=1e-5
         )
+    assert run.layers and kept.layers == {
+        layer: {name: pytest.approx(curve, rel=1e-5) for name, curve in curves.items()}
+        for layer, curves in run.layers.items()
+    }
     assert kept.finished["state_hash"] == run.finished["state_hash"]
     assert kept.command == run.command
     assert kept.seed == run.seed
@@ -57,6 +61,28 @@ def test_a_result_is_found_by_its_settings(folder: Path, tmp_path: Path) -> None
     other = replace(config, experiment=replace(config.experiment, seed=5))
     assert shelf.find(other) is None
     assert shelf.find(replace(config, method="pdst")) is None
+
+
+def test_results_from_before_an_option_and_before_layers_are_found(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = keep(read_run(folder), tmp_path / "old.json")
+    content = json.loads(path.read_bytes())
+    del content["config"]["settings"]["bn"], content["layers"], content["densities"]
+    path.write_text(json.dumps(content))
+    config = read(folder / "config.toml")
+    found = Shelf(tmp_path).find(config)
+    assert found is not None and not found.layers
+    other = replace(config, settings={**config.settings, "bn": "static"})
+    assert Shelf(tmp_path).find(other) is None
+
+
+def test_densities_of_clients_are_kept(tmp_path: Path) -> None:
+    words = RUN.replace("spdst", "fedspa").split()
+    assert main([*words, "--quiet", "--out", str(tmp_path / "one")]) == 0
+    run = read_run(tmp_path / "one")
+    assert len(run.densities) == 20 and min(run.densities) == pytest.approx(0.1, abs=0.01)
+    assert read_kept(keep(run, tmp_path / "one.json")).densities == run.densities
 
 
 def test_long_runs_keep_their_best_and_their_latest_evaluations(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from gossamer.core import Masks
 from gossamer.task.layout import Layout
 
@@ -25,7 +27,7 @@ class Effort:
     """Steps in one epoch."""
 
     trained: Mapping[str, float] = field(default_factory=dict)
-    """Densities of what was trained; one that is absent was trained wherever it is active."""
+    """Shares of weights that got a gradient; a tensor that is absent got it where it is active."""
 
     def density(self, name: str) -> float:
         """The active fraction of a tensor."""
@@ -66,7 +68,7 @@ def _spafl(
 
 
 FLOPS: Mapping[str, Callable[[Effort], float]] = {
-    "passes": lambda effort: 2 * effort.macs(lambda d: 3 * d),
+    "passes": lambda effort: 2 * effort.layers(lambda d, trained: 2 * d + trained),
     "spafl": lambda effort: _spafl(effort, lambda d: d * (2 + d)),
     "spafl-eq36": lambda effort: _spafl(effort, lambda d: 2 + d, every_weight=True),
     "spafl-text": lambda effort: _spafl(effort, lambda d: 1 + 2 * d),
@@ -76,13 +78,13 @@ FLOPS: Mapping[str, Callable[[Effort], float]] = {
     "pffdst": lambda effort: effort.layers(lambda d, trained: 2 * d + trained),
     "forward": lambda effort: effort.macs(lambda d: d),
 }
-"""Conventions by name. `passes`, the default: a training step is three forward passes, a masked
-layer costs its density times the dense cost, a multiply-accumulate is two operations. `spafl`: what
-SpaFL's own figures fit, d(2 + d) a layer plus updates, in multiply-accumulates; `-eq36` and `-text`
-are what its equation and its text say instead. `flash`: three passes in multiply-accumulates, the
-last with gradients of all weights where a method needs them, or in `-dense-gradient` always.
-`swat`: density on all three passes. `pffdst`: the gradient of the weights only where they are not
-frozen. `forward`: the forward pass alone."""
+"""Conventions by name. `passes`, the default: a training step is three passes, which cost a layer
+its density times the dense cost, the last one by the share of weights that get a gradient; a
+multiply-accumulate is two operations. `spafl`: what SpaFL's own figures fit, d(2 + d) a layer plus
+updates, in multiply-accumulates; `-eq36` and `-text` are what its equation and its text say.
+`flash`: three passes in multiply-accumulates, the last with gradients of all weights where a method
+needs them, or in `-dense-gradient` always. `swat`: density on all three passes. `pffdst`: the
+gradient of the weights only where they are not frozen. `forward`: the forward pass alone."""
 
 FlopsModel = Literal[
     "passes",
@@ -109,6 +111,10 @@ def density(layout: Layout, masks: Masks) -> float:
     return kept / total if total else 1.0
 
 
-def densities(masks: Masks) -> dict[str, float]:
-    """The share that each mask keeps."""
-    return {name: float(mask.float().mean()) for name, mask in masks.items() if mask.numel()}
+def densities(masks: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """The share that each mask keeps; a number is such a share."""
+    return {
+        name: mask if isinstance(mask, float) else float(mask.float().mean())
+        for name, mask in masks.items()
+        if isinstance(mask, float) or mask.numel()
+    }

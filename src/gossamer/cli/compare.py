@@ -27,7 +27,7 @@ from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.files import Damaged, write_atomically
 from gossamer.engine.resuming import begun
 from gossamer.report import NoRun, Report, report
-from gossamer.reproduce import comparison
+from gossamer.reproduce import comparison, differences
 from gossamer.reproduce.comparison import as_json, default_folder, description, run_of
 from gossamer.reproduce.plans import (
     EQUAL,
@@ -239,6 +239,9 @@ def _present(todo: Sequence[Plan], request: Request) -> int:
     runs = [run_of(plan) for plan in todo]
     rows = results(runs)
     say(text(rows))
+    found = differences.differences(rows.rows, rows.accuracy)
+    for line in differences.text(found):
+        say(line)
     experiment = todo[0].config.experiment
     introduction = request.introduction or (
         f"Compared on the same federation: {description(experiment)}."
@@ -250,6 +253,7 @@ def _present(todo: Sequence[Plan], request: Request) -> int:
     )
     if request.json:
         figures = {"out": str(out), **files, "rows": plain(rows), "runs": list(map(as_json, runs))}
+        figures["differences"] = differences.plain(found)
         print(json.dumps(events.plain(figures)), flush=True)
     return 0
 

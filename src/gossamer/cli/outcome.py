@@ -6,8 +6,13 @@ from gossamer.cli.progress import bits
 from gossamer.engine import Summary
 
 
-def outcome(summary: Summary) -> str:
-    """The outcome of a run in a few lines."""
+def outcome(summary: Summary, held_out: float = 0.0) -> str:
+    """The outcome of a run in a few lines.
+
+    Args:
+        summary: Of the run.
+        held_out: The share of their training data that clients held out.
+    """
     accuracy, cost = summary.accuracy, summary.cost
     chosen = "test data" if summary.select == "test" else "validation data"
     word = "best" if summary.select == "test" else "at best round"
@@ -35,6 +40,8 @@ def outcome(summary: Summary) -> str:
         spent = summary.privacy
         guarantee = f"{spent['epsilon']:.4g} at delta {spent['delta']:g}"
         rows.append(("epsilon", f"{guarantee} ({spent['neighbours']})"))
+    if held_out:
+        rows.append(("training data held out", f"{100 * held_out:g} %"))
     rows += [
         ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
         ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),

@@ -11,13 +11,14 @@ from typing import Any
 import gossamer
 from gossamer import data
 from gossamer.cli.compare import Request, carry_out, write_files
-from gossamer.cli.parsing import Parser, Refusal, refusing, say
+from gossamer.cli.parsing import Parser, Refusal, refusing, say, warn
 from gossamer.config import nearest
 from gossamer.engine import events
 from gossamer.report import report
 from gossamer.report.columns import paragraph
 from gossamer.report.columns import table as aligned
 from gossamer.report.kept import Shelf, keep
+from gossamer.reproduce import claims, pictures
 from gossamer.reproduce.comparison import run_of
 from gossamer.reproduce.plans import Plan
 from gossamer.reproduce.published import Measured, measured_table
@@ -76,11 +77,24 @@ def paper(arguments: Sequence[str]) -> int:
         help="keep every finished run as a small file here, and take what is here as done; "
         "default: read those that come with a clone, keep none",
     )
+    parser.add_argument(
+        "--pictures",
+        default="",
+        metavar="FOLDER",
+        help="draw mask mismatch, sparsity, sparsity across clients, and accuracy against traffic",
+    )
+    parser.add_argument(
+        "--claims",
+        action="store_true",
+        help="without a name: every claim of the papers, printed vs. measured, by kept results",
+    )
     parser.add_argument("--workers", default=None, metavar="N", help="number of worker threads")
     parser.add_argument("--device", default=None, metavar="TEXT", help="cpu (default) or cuda")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     options = parser.read(arguments)
+    if options.claims:
+        return _claims(options.results, options.json)
     if options.name is None:
         return _listed(options.json)
     with refusing():
@@ -111,7 +125,33 @@ def paper(arguments: Sequence[str]) -> int:
     if code := _carry_out(left, request, keep_in):
         return code
     shelf = Shelf(shelf.folder)
-    return _present(measured_table(table, plans, shelf), scale, request, options.json)
+    measured = measured_table(table, plans, shelf)
+    code = _present(measured, scale, request, options.json)
+    return code or _draw(measured, options.pictures)
+
+
+def _draw(measured: Measured, folder: str) -> int:
+    """Draws the pictures of a table, if a folder for them is given."""
+    if not folder:
+        return 0
+    rows = {measured.table.rows[name].title: runs for name, runs in measured.runs.items()}
+    try:
+        for path in pictures.draw(rows, Path(folder)):
+            say(f"picture: {path}")
+    except ImportError as problem:
+        warn(str(problem))
+        return 1
+    return 0
+
+
+def _claims(results: str, as_json: bool) -> int:
+    """Prints every claim of the papers, judged by results that are kept."""
+    judged = claims.judge_kept(Shelf(Path(results) if results else RESULTS))
+    for line in claims.text(judged):
+        say(paragraph(line, "- "))
+    if as_json:
+        print(json.dumps(events.plain({"claims": claims.plain(judged)})), flush=True)
+    return 0
 
 
 def _carry_out(left: Sequence[Plan], request: Request, keep_in: Path | None) -> int:
@@ -200,7 +240,8 @@ def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) 
     """Prints the table, and writes it as files and as a page."""
     out, table = request.out, measured.table
     out.mkdir(parents=True, exist_ok=True)
-    notes = [f"scale {scale.name}: {scale.about}", *legend(measured)]
+    judged = claims.judge(measured, scale.name) if scale.name in claims.SETTLED else []
+    notes = [f"scale {scale.name}: {scale.about}", *legend(measured), *claims.text(judged)]
     say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
     introduction = f"{table.source}. {scale.name}: {scale.about}."
     forms = {"csv": comma_separated(measured), "latex": latex(measured)}
@@ -211,6 +252,7 @@ def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) 
         lambda: report(measured.folders, table.title, introduction, page_table(measured)),
     )
     if as_json:
-        figures = {"table": table.name, "scale": scale.name, "out": str(out), **files}
-        print(json.dumps(events.plain({**figures, "figures": plain(measured)})), flush=True)
+        heads = {"table": table.name, "scale": scale.name, "out": str(out), **files}
+        both = {"figures": plain(measured), "claims": claims.plain(judged)}
+        print(json.dumps(events.plain({**heads, **both})), flush=True)
     return 0

@@ -33,6 +33,9 @@ MEMORY = 256 * 2**20
 """Bytes of clients' own examples that are cached for the next evaluation."""
 
 
+LISTED = 1000
+"""Clients whose densities are logged one by one."""
+
 GLANCE = 64
 """Numbers of a tensor, evenly spread, that a partial digest reads."""
 
@@ -183,6 +186,7 @@ class Evaluator:
             personal_density=float(np.mean(densities)) if densities else None,
             local_mean=float(np.mean(local)) if local else None,
             personal_histogram=histogram(accuracies) if accuracies else None,
+            personal_densities=[round(each, 5) for each in densities[:LISTED]] or None,
         )
 
     def _clients(

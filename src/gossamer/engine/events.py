@@ -189,6 +189,9 @@ class Evaluated:
     """`personal_mean` over clients with a model of their own only, such as the one they sent."""
     personal_histogram: Sequence[int] | None = None
     """Clients by personal accuracy: how many are in each of 20 equal parts of 0 to 1."""
+    personal_densities: Sequence[float] | None = None
+    """The density of each client's model in the order of ids, of at most 1,000 clients; None if
+    nobody has its own."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.fedspa import static as fedspa_static
+from gossamer.methods.fedsparse import HIGH as FEDSPARSE_HIGH
+from gossamer.methods.fedsparse import LOW as FEDSPARSE_LOW
 from gossamer.methods.fedsparse import FedSparse
-from gossamer.methods.fedsparse import high as fedsparse_high
-from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.fedtiny import FedTiny
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.laplace import Laplace
@@ -64,8 +64,8 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "spdst": Flash(),
     "jmwst": jmwst(),
     "fedsparse": FedSparse(),
-    "fedsparse-low": fedsparse_low(),
-    "fedsparse-high": fedsparse_high(),
+    "fedsparse-low": FEDSPARSE_LOW,
+    "fedsparse-high": FEDSPARSE_HIGH,
     "feddrop": FedDrop(),
     "feddrop-paper": feddrop_paper(),
     "laplace": Laplace(),

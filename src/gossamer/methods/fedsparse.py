@@ -24,14 +24,15 @@ from torch.nn.functional import logsigmoid
 from gossamer import core, merge, optim, sparsity
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result
 from gossamer.fields import option
+from gossamer.methods.parts.gated_model import Frame
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
-from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel, statistics
+from gossamer.methods.parts.sparse_model import BN_HELP, BatchNorm, SparseModel
 from gossamer.optim import Training
 from gossamer.sparsity import gated_training, hard_concrete
 from gossamer.sparsity.grouping import Gates, Grouping
 from gossamer.sparsity.groups import Groups
 from gossamer.sparsity.hard_concrete import threshold_ascent
-from gossamer.submodels.compaction import part_of
+from gossamer.submodels.compaction import part_of, removable, removed_share, scattered
 from gossamer.wire import EXACT, Packed, pack, unpack
 
 THRESHOLDS = "."  # the thresholds' name among tensors; no tensor of a model has it
@@ -50,6 +51,8 @@ class Server:
 @dataclass(frozen=True)
 class Down:
     alive: Masks  # a bit per group
+    removed: Masks  # a bit per pruned group: nothing reaches the inputs that it fed
+    beyond: Params = field(metadata=EXACT)  # squares of a group's weights at these inputs, summed
     model: SparseModel
     thresholds: Packed = field(metadata=EXACT)  # half a percent would be several logits
 
@@ -64,6 +67,8 @@ class Up:
 class Local:  # what the client sent last
     opened: Masks  # a bit per group
     model: SparseModel
+    alive: Masks
+    removed: Masks
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ class FedSparse:
     adaptive: ServerOptimiser = ServerOptimiser()
     server_threshold_lr: float = option(1e-2, "server's learning rate of thresholds", above=0)
     prune_below: float = option(0.1, "groups open no more often are pruned", least=0, below=1)
-    compact: bool = option(True, "clients train without pruned groups where that is exact")
+    compact: bool = option(
+        True, "nobody sends or trains what pruned groups feed, where that is exact"
+    )
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     bn: BatchNorm = option("running", BN_HELP)
 
@@ -100,10 +107,18 @@ class FedSparse:
         return core.sample(ctx.key, pool, self.clients)
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
-        groups = self.groups(ctx)
+        return self.message(ctx, state, {})
+
+    def message(self, ctx: Ctx, state: Server, held: Masks) -> Down:
+        """The message to a client; `held` is false where biases and norms stay zero."""
+        groups, params = self.groups(ctx), state.params
         alive, thresholds = groups.split(state.alive), groups.split(state.thresholds)
-        model = send(ctx, groups, state.params, alive, self.bn)
-        return Down(alive, model, pack(thresholds, alive))
+        # Weight decay moves weights even if they have no effect.
+        compact = self.compact and not self.training.weight_decay
+        removed = removable(ctx.task, groups, alive, params, held) if compact else {}
+        frame, values = Frame.of(ctx, groups, alive, removed), pack(thresholds, alive)
+        model = frame.send(ctx, params, alive, self.bn)
+        return Down(alive, removed, frame.beyond(params, alive), model, values)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         mean = merge.mean(self.ascents(ctx, state, exchanges))
@@ -116,16 +131,15 @@ class FedSparse:
         groups, raw = self.groups(ctx), state.thresholds
         for exchange in exchanges:
             down, up = exchange.down, exchange.up
-            sent = receive(ctx, groups, down.model, down.alive)
+            frame = Frame.of(ctx, groups, down.alive, down.removed)
+            sent = frame.weights(down.model, down.alive, down.model)
             opened = groups.opened(up.opened, down.alive)
-            reply = groups.unpack(up.model.values, groups.split(opened), down.model.values)
-            reply |= merge.fitting(up.model.dense, down.model.dense)
-            reply |= merge.fitting(up.model.buffers, down.model.buffers)
+            reply = frame.weights(up.model, groups.split(opened), down.model)
             ascent = {name: tensor.double() - sent[name] for name, tensor in reply.items()}
             for name, gate in groups.spread(opened, sent).items():
                 ascent[name].masked_fill_(~gate, 0)  # eq. 12 and Algorithm 1, line 9
             # Eq. 14 and Algorithm 1, line 10, with theta of the weights as they travelled.
-            share = self.theta(groups, sent, raw)
+            share = self.theta(groups, sent, raw, scattered(groups, down.alive, down.beyond, sent))
             ascent[THRESHOLDS] = threshold_ascent(opened, share, raw, self.temperature)
             yield ascent, merge.weight(exchange.client, self.weighting)
 
@@ -150,9 +164,10 @@ class FedSparse:
         state = replace(state, alive=alive, first=first, second=second)
         return masked(state, groups.masks(alive, state.params))
 
-    def theta(self, groups: Groups, params: Params, raw: Tensor) -> Tensor:
-        """The probabilities that gates are open (eq. 16)."""
-        return torch.sigmoid(hard_concrete.logits(groups.norms(params), raw, self.temperature))
+    def theta(self, groups: Groups, params: Params, raw: Tensor, more: Tensor | int = 0) -> Tensor:
+        """The probabilities that gates are open (eq. 16); `more` is added to squared norms."""
+        norms = (groups.squares(params) + more).sqrt()
+        return torch.sigmoid(hard_concrete.logits(norms, raw, self.temperature))
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
         """Example replies, from which the reply schema is derived."""
@@ -165,14 +180,13 @@ class FedSparse:
 
     def start(self, ctx: Ctx, down: Down, held: Masks) -> gated_training.Work:
         """Algorithm 2, lines 1 to 3; `held` is false where biases and norms stay zero."""
-        groups = self.groups(ctx)
-        params = receive(ctx, groups, down.model, down.alive)
-        raw = groups.join(unpack(down.thresholds, down.alive))
-        # Weight decay moves weights even if they have no effect.
-        compact = self.compact and not self.training.weight_decay
-        part = part_of(ctx.task, groups, down.alive, params, held, compact)
-        work = gated_training.begin(part, raw, self.temperature, self.drift)
+        groups, alive = self.groups(ctx), down.alive
+        frame = Frame.of(ctx, groups, alive, down.removed)
+        params, raw = frame.receive(ctx, down.model, alive), unpack(down.thresholds, alive)
+        part = part_of(ctx.task, groups, alive, params, held, frame.cut, down.beyond)
+        work = gated_training.begin(part, groups.join(raw), self.temperature, self.drift)
         work.price, work.rate = self.price(work.sizes, work.start), self.training.rate(ctx)
+        work.removed = down.removed
         return work
 
     def price(self, sizes: Tensor, logits: Tensor) -> Tensor:
@@ -188,14 +202,15 @@ class FedSparse:
         groups, part = work.part.whole, work.part
         drawn = work.opened(ctx.key.fold("upload"))  # Algorithm 2, line 13
         opened, alive = groups.split(drawn), groups.split(part.alive)
-        model = send(ctx, groups, part.restore(work.params), opened, self.bn)
+        frame = Frame.of(ctx, groups, alive, work.removed)
+        model = frame.send(ctx, part.restore(work.params), opened, self.bn)
         up = Up({name: each[alive[name]] for name, each in opened.items()}, model)
         metrics = {
             "loss": work.mean_loss(),
             "regulariser": float(self.regulariser(work, work.sizes)),
             "open": float(drawn.float().mean()),
         }
-        return Result(up, Local(opened, model), part.active(), metrics=metrics)
+        return Result(up, Local(opened, model, alive, work.removed), part.active(), metrics=metrics)
 
     def regulariser(self, work: gated_training.Work, sizes: Tensor) -> Tensor:
         """The terms of eq. 31 beside the loss of the data, with the signs of a loss."""
@@ -208,7 +223,10 @@ class FedSparse:
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """What survives at the server, or what a client sent last."""
-        return receive(ctx, self.groups(ctx), local.model, local.opened) if local else state.params
+        if local is None:
+            return state.params
+        frame = Frame.of(ctx, self.groups(ctx), local.alive, local.removed)
+        return frame.receive(ctx, local.model, local.opened)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """Which weights survive, and how open their gates are."""
@@ -219,6 +237,7 @@ class FedSparse:
             "theta": float(shares.mean()) if left else 0.0,
             "undecided": float(((shares > 0.1) & (shares < 0.9)).float().mean()) if left else 0.0,
             "zeros": float((groups.sizes() * ~alive).sum() / ctx.task.layout.count),
+            "removed": removed_share(ctx.task, groups, groups.split(alive), state.params),
         }
         layers = groups.split(alive)
         metrics |= {f"alive.{name}": float(part.float().mean()) for name, part in layers.items()}
@@ -230,30 +249,9 @@ class FedSparse:
 
 def masked(state: Server, masks: Masks) -> Server:
     """The state with parameters and their moments zero outside of these masks."""
-    params, old = sparsity.masked(state.params, masks), state.moments
-    first, second = sparsity.masked(old.first, masks), sparsity.masked(old.second, masks)
-    return replace(state, params=params, moments=replace(old, first=first, second=second))
+    params, moments = sparsity.masked(state.params, masks), state.moments.masked(masks)
+    return replace(state, params=params, moments=moments)
 
 
-def send(ctx: Ctx, groups: Groups, params: Params, kept: Masks, bn: BatchNorm) -> SparseModel:
-    """The weights of the groups that are kept, and all tensors without gates."""
-    layout = ctx.task.layout
-    dense = {name: params[name] for name in layout.parameters if name not in groups.names}
-    return SparseModel(groups.pack(params, kept), dense, statistics(ctx, params, bn))
-
-
-def receive(ctx: Ctx, groups: Groups, model: SparseModel, kept: Masks) -> Params:
-    """All tensors of the model; statistics that did not travel are those of a fresh module."""
-    weights = groups.unpack(model.values, kept, model.values)
-    whole = {**ctx.task.buffers(), **weights, **model.dense, **model.buffers}
-    return {name: whole[name] for name in ctx.task.layout.names}
-
-
-def low() -> FedSparse:
-    """The price at which the paper's models lose few of their weights."""
-    return FedSparse(lambda0=5e-7)
-
-
-def high() -> FedSparse:
-    """The price at which the paper's models lose about two thirds of their weights."""
-    return FedSparse(lambda0=5e-5)
+LOW, HIGH = FedSparse(lambda0=5e-7), FedSparse(lambda0=5e-5)
+"""Prices at which the paper's models lose few of their weights, and about two thirds."""

@@ -10,10 +10,13 @@ code sends it to everybody (`--recipients all`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
+
+import torch
 
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
@@ -36,14 +39,14 @@ class Local:
 class LGFedAvg:
     clients: int = option(10, "clients per round", least=1)
     training: Training = Training(momentum=0.9)
-    shared: str = option("1", "shared part: the number of last layers, without norms; or names")
+    shared: str = option("1", "number of last layers, without norms, or names: fc,lstm.*[384:512]")
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
     privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
-        return Server({name: params[name] for name in shared(ctx.task.layout, self.shared)})
+        return Server(divided(params, shared(ctx.task.layout, self.shared))[0])
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -55,41 +58,76 @@ class LGFedAvg:
         return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense_model.begin(ctx, self.training, joined(ctx, down.params, local), None)
+        return dense_model.begin(ctx, self.training, self.joined(ctx, down.params, local), None)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        sent = {name: work.params[name] for name in shared(ctx.task.layout, self.shared)}
-        kept = {name: tensor for name, tensor in work.params.items() if name not in sent}
+        sent, kept = divided(work.params, shared(ctx.task.layout, self.shared))
         metrics = dense_model.finish(ctx, work, "average").metrics
         return Result(Up(sent), Local(kept) if kept else None, metrics=metrics)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return joined(ctx, state.params, local)
+        return self.joined(ctx, state.params, local)
+
+    def joined(self, ctx: Ctx, params: Params, local: Local | None) -> Params:
+        """The shared part with the client's own, or with the initial weights if it has none."""
+        rows = shared(ctx.task.layout, self.shared)
+        own = local.params if local else divided(ctx.task.init(ctx.common.fold("init")), rows)[1]
+        whole = {**own, **params}
+        for name, part in rows.items():
+            if part and name in own:
+                above, below = own[name][: part.start], own[name][part.start :]
+                whole[name] = torch.cat([above, params[name], below])
+        return {name: whole[name] for name in ctx.task.layout.names}
 
 
-def shared(layout: Layout, wanted: str) -> tuple[str, ...]:
-    """The names of the shared tensors, in the layout's order.
+Rows = dict[str, slice | None]  # by tensor: the rows that are shared, None for all of them
+
+
+def shared(layout: Layout, wanted: str) -> Rows:
+    """The shared tensors, in the layout's order.
 
     A number N takes the last N modules with parameters, in the order of their definition. Norms
     count as modules but stay local; 3 gives the published sets of CNN-7 and ResNet-8. Anything else
-    is a comma-separated list of names or patterns of layers and tensors, norms included.
+    is a comma-separated list of names or patterns of layers and tensors, norms included. One that
+    ends in `[start:stop]` shares these rows only: those of an LSTM's output gate, for example.
     """
+    rows: Rows = {}
     if wanted.isdecimal():
         layers = list(dict.fromkeys(map(layer_of, layout.parameters)))
         last = layers[len(layers) - min(int(wanted), len(layers)) :]
-        names = {n for n in layout.parameters if layer_of(n) in last and layout[n].kind != "norm"}
+        shares = (n for n in layout.parameters if layer_of(n) in last and layout[n].kind != "norm")
+        rows = dict.fromkeys(shares)
     else:
-        patterns = [each.strip() for each in wanted.split(",") if each.strip()]
-        names = {name for pattern in patterns for name in matching(layout, pattern)}
-    if not names:
+        for each in filter(None, map(str.strip, wanted.split(","))):
+            cut = re.fullmatch(r"(.+)\[(\d+):(\d+)\]", each)
+            for name in matching(layout, cut[1] if cut else each):
+                rows[name] = chosen(layout, name, int(cut[2]), int(cut[3])) if cut else None
+    if not rows:
         raise ValueError(
             f"`shared={wanted!r}` leaves nothing to share; use a larger number of last layers, "
             f"e.g. 2, or names such as {layout.parameters[-1]}"
         )
-    return tuple(name for name in layout.names if name in names)
+    return {name: rows[name] for name in layout.names if name in rows}
+
+
+def chosen(layout: Layout, name: str, start: int, stop: int) -> slice | None:
+    """Some rows of a tensor; None if they are all of them."""
+    count = layout[name].shape[0] if layout[name].shape else 0
+    if not start < stop <= count:
+        raise ValueError(f"`shared=`: {name} has rows 0 to {count}, not {start}:{stop}")
+    return slice(start, stop) if stop - start < count else None
+
+
+def divided(params: Params, rows: Rows) -> tuple[Params, Params]:
+    """The shared part of a model, and the client's own."""
+    own = {name: tensor for name, tensor in params.items() if name not in rows}
+    parts = {name: part for name, part in rows.items() if part}
+    for name, part in parts.items():
+        own[name] = torch.cat([params[name][: part.start], params[name][part.stop :]])
+    return {n: params[n][part] if part else params[n] for n, part in rows.items()}, own
 
 
 def matching(layout: Layout, pattern: str) -> list[str]:
@@ -108,10 +146,3 @@ def matching(layout: Layout, pattern: str) -> list[str]:
 def layer_of(name: str) -> str:
     """The module that a tensor belongs to."""
     return name.rpartition(".")[0]
-
-
-def joined(ctx: Ctx, params: Params, local: Local | None) -> Params:
-    """The shared part with the client's own, or with the initial weights if it has none."""
-    own = local.params if local else ctx.task.init(ctx.common.fold("init"))
-    whole = {**own, **params}
-    return {name: whole[name] for name in ctx.task.layout.names}

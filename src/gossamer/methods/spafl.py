@@ -75,7 +75,7 @@ class SpaFL:
     structured: bool = option(False, "prune whole neurons, by their mean magnitude (A.6)")
     importance: bool = option(True, "move weights by the change of their threshold (eq. 12, A.8)")
     reset_density: float = option(0.01, "a sparser layer is reset to dense", least=0, below=1)
-    eta_tau: float = option(0.0, "learning rate of thresholds; 0: that of weights", least=0)
+    eta_tau: float = option(0.0, "lr of thresholds, on the schedule of lr; 0: lr itself", least=0)
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
     accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
     privacy: ClassVar[Privacy] = Privacy(least=0, most=1)
@@ -148,7 +148,8 @@ class SpaFL:
         if work.velocity is not None:
             grad = work.velocity.mul_(self.training.momentum).add_(grad)
         work.velocity = grad
-        t.add_(grad * -(self.eta_tau or work.model.rate)).clamp_(0, 1)
+        rate = self.eta_tau * (work.model.rate / self.training.lr) or work.model.rate
+        t.add_(grad * -rate).clamp_(0, 1)
 
     def mask(self, ctx: Ctx, work: Work) -> None:
         """Masks by the current thresholds; a layer that is almost empty is reset (A.1.1)."""
@@ -171,7 +172,8 @@ class SpaFL:
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }
         local = Local(work.params, work.known)
-        return Result(Up(work.thresholds), local, model.start, metrics=metrics)
+        trained = masked_training.trained(model.start, 1 / self.training.epochs)  # eq. 6
+        return Result(Up(work.thresholds), local, model.start, trained, metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 

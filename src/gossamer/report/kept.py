@@ -17,6 +17,7 @@ from gossamer import fields
 from gossamer.config import Config
 from gossamer.engine import Options
 from gossamer.engine.files import write_atomically
+from gossamer.methods import METHODS
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
 from gossamer.report.runs import EVALUATED, Curve, Run
@@ -24,8 +25,11 @@ from gossamer.report.runs import EVALUATED, Curve, Run
 FORMAT = 1
 POINTS = 60
 """Evaluations that are kept of a run, about; the best and the latest are among them."""
+LAYER_POINTS = 10
+"""Rounds at which the masks of layers are kept, about."""
 LATEST = 10
 """Some papers report the mean of the last ten evaluations."""
+Layers = Mapping[str, Mapping[str, Curve]]
 FINISHED = ("round", "accuracy", "state_hash", "diverged")
 STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable")
 
@@ -62,6 +66,8 @@ def keep(run: Run, path: Path) -> Path:
             "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
         },
         "failed": run.failed,
+        "densities": list(run.densities),
+        "layers": _layers(run.layers),
         "curves": {"round": rounds, **columns},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +94,8 @@ def read_kept(path: Path) -> Run:
             finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
             curves={name: _curve(rounds, column) for name, column in columns.items()},
             failed=content["failed"],
+            densities=content.get("densities", ()),
+            layers=_layer_curves(content.get("layers", {})),
             config=content["config"],
             text=f"# {content['command']}\n",
         )
@@ -125,15 +133,18 @@ def _identity(config: Mapping[str, Any]) -> str:
     Options with their usual value are left out, so that results from before an option are found.
     """
     usual = {f"options.{item.name}": item.default for item in fields.settings(Options())}
+    method = METHODS.get(str(config.get("method")))
+    settings = fields.settings(method) if method else ()
+    usual |= {f"settings.{item.name}": item.default for item in settings}
     tables = {name: value for name, value in config.items() if isinstance(value, dict)}
-    settings = {
+    known = {
         f"{table}.{name}": float(value) if type(value) is int else value
         for table, values in tables.items()
         for name, value in values.items()
         if f"{table}.{name}" not in IRRELEVANT - {"experiment.seed"}
         and (f"{table}.{name}" not in usual or usual[f"{table}.{name}"] != value)
     }
-    return json.dumps([config.get("method"), settings], sort_keys=True, default=str)
+    return json.dumps([config.get("method"), known], sort_keys=True, default=str)
 
 
 def _columns(curves: Mapping[str, Curve]) -> tuple[list[int], dict[str, list[float | None]]]:
@@ -151,6 +162,25 @@ def _columns(curves: Mapping[str, Curve]) -> tuple[list[int], dict[str, list[flo
 
 def _curve(rounds: Iterable[int], column: Iterable[float | None]) -> Curve:
     return {at: float(value) for at, value in zip(rounds, column, strict=True) if value is not None}
+
+
+def _layers(layers: Layers) -> dict[str, Any]:
+    """A few rounds, and the curves of every layer at these rounds."""
+    rounds = sorted({at for curves in layers.values() for curve in curves.values() for at in curve})
+    every = -(-len(rounds) // LAYER_POINTS) or 1
+    kept = rounds[::-1][::every][::-1]
+    columns = {
+        layer: {name: [short(curve.get(at)) for at in kept] for name, curve in curves.items()}
+        for layer, curves in layers.items()
+    }
+    return {"round": kept, "by_layer": columns} if kept else {}
+
+
+def _layer_curves(kept: Mapping[str, Any]) -> Layers:
+    return {
+        layer: {name: _curve(kept["round"], column) for name, column in columns.items()}
+        for layer, columns in kept.get("by_layer", {}).items()
+    }
 
 
 def _lines(content: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line,
 
 NAMED = 10
 """Clients with dropped replies that a notice names, at most."""
-METRICS = ("client_mismatch", "zeros")
+METRICS = ("client_mismatch", "zeros", "removed")
 """What methods say of their state that reports and tables show."""
 
 
@@ -62,6 +62,7 @@ def read_run(folder: Path) -> Run:
         layers=gathered.layers,
         ledger={line: Bits(int(sums[0]), *sums[1:]) for line, sums in gathered.sums.items()},
         histogram=gathered.histogram,
+        densities=gathered.densities,
         failed=gathered.failed,
         config=config,
         text=text,
@@ -134,6 +135,7 @@ class _Gathered:
         self.layers: dict[str, dict[str, Curve]] = {}
         self.sums: dict[Line, list[float]] = {}
         self.histogram: Sequence[int] = ()
+        self.densities: Sequence[float] = ()
         self.failed = 0
         self.lost = 0
         self.dropped: Counter[int] = Counter()
@@ -225,6 +227,9 @@ class _Gathered:
             if not all(isinstance(count, int) and count >= 0 for count in counts):
                 raise ValueError("a histogram has counts")
             self.histogram = counts
+        densities = event.get("personal_densities")
+        if isinstance(densities, list) and densities:
+            self.densities = [float(each) for each in densities]
 
     def _measure(self, event: dict[str, Any]) -> None:
         place = self._put(event, ("mismatch",))

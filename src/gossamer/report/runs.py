@@ -49,6 +49,8 @@ class Run:
     ledger: Mapping[Line, Bits] = field(default_factory=dict)
     histogram: Sequence[int] = ()
     """Clients by personal accuracy, in the last evaluation that has it."""
+    densities: Sequence[float] = ()
+    """Of clients' models, in the last evaluation that has them."""
     failed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""

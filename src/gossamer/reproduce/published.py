@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.engine.events import CONFIG
@@ -25,6 +26,13 @@ class Cell:
     published: Published | None
     values: tuple[float, ...] = ()
     over: str = "mean"
+    seeds: tuple[int, ...] = ()
+    """The seed of each value."""
+
+    @property
+    def by_seed(self) -> Mapping[int, float]:
+        """The values by their seeds."""
+        return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def counted(self) -> Sequence[float]:
@@ -69,6 +77,12 @@ class Measured:
     """Training rounds of the rows that were run."""
     folders: tuple[Path, ...] = ()
     """The folders of its runs."""
+    held_out: Mapping[str, float] = field(default_factory=dict)
+    """By row: the share of their training data that clients hold out."""
+    diverged: Mapping[str, int] = field(default_factory=dict)
+    """By row: how many of its runs diverged; they are in no mean."""
+    runs: Mapping[str, tuple[Run, ...]] = field(default_factory=dict)
+    """By row: its runs, one for each seed."""
 
     def line(self, row: Row, column: Column) -> Cell:
         return self.cells[row.name, column.name]
@@ -108,9 +122,13 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
         shelf: Results of earlier runs, whose folders need not exist any more.
     """
     done: dict[str, list[tuple[Plan, Run]]] = {}
+    diverged: Counter[str] = Counter()
     for plan in plans:
-        if (run := finished_run(plan, shelf)) and not run.diverged:
-            done.setdefault(plan.folder.parent.name, []).append((plan, run))
+        name, run = plan.folder.parent.name, finished_run(plan, shelf)
+        if run and run.diverged:
+            diverged[name] += 1
+        elif run:
+            done.setdefault(name, []).append((plan, run))
     values = {
         (row.name, column.name): {
             plan.config.experiment.seed: value
@@ -129,11 +147,12 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
             printed = row.published.get(column.name)
             # The best seed by accuracy is not the one with the highest cost.
             over = row.over if column.figure in ACCURACIES else "mean"
-            cells[row.name, column.name] = Cell(printed, tuple(mine.values()), over)
+            cells[row.name, column.name] = Cell(printed, tuple(mine.values()), over, tuple(mine))
     rounds = {name: training(each[0][0].config) for name, each in done.items()}
-    return Measured(
-        table, cells, rounds, tuple(Path(run.folder) for each in done.values() for _, run in each)
-    )
+    folders = tuple(Path(run.folder) for each in done.values() for _, run in each)
+    held_out = {plan.folder.parent.name: plan.config.experiment.valid for plan in plans}
+    runs = {name: tuple(run for _, run in each) for name, each in done.items()}
+    return Measured(table, cells, rounds, folders, held_out, diverged, runs)
 
 
 def measure(run: Run, column: Column) -> float | None:

@@ -16,7 +16,7 @@ NOTHING = "–"
 HEADS = ("published", "measured", "seeds", "difference")
 CSV_HEADER = (
     *("table", "row", "column", "unit", "published", "published_std"),
-    *("measured", "measured_std", "measured_se", "seeds", "rounds", "difference"),
+    *("measured", "measured_std", "measured_se", "seeds", "diverged", "rounds", "difference"),
 )
 
 
@@ -33,7 +33,7 @@ def _blocks(measured: Measured) -> Iterator[tuple[Column, list[list[str]]]]:
     """The columns, each with the rows that have a figure in it."""
     for column in measured.table.columns.values():
         body = [
-            [row.title, *_words(cell, column)]
+            [row.title, *_words(cell, column, measured.diverged.get(row.name, 0))]
             for row in measured.table.rows.values()
             if (cell := measured.line(row, column)).published or cell.values
         ]
@@ -57,13 +57,25 @@ def legend(measured: Measured) -> Iterator[str]:
             "measured: mean over seeds ± one standard error, unless a note says otherwise; "
             "published ± as the paper states it"
         )
+    if measured.diverged:
+        yield "runs that diverged are in no mean"
     yield "difference: percentage points for percentages, otherwise percent of the published figure"
     if measured.short:
         yield (
             "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
             "exact if all rounds cost the same, a rough estimate if models shrink"
         )
+    yield from _held_out(measured)
     yield from measured.table.notes
+
+
+def _held_out(measured: Measured) -> Iterator[str]:
+    """Which rows train on less, because clients hold out a part of their training data."""
+    rows = measured.held_out
+    for share in sorted(set(rows.values()) - {0.0}):
+        titles = [measured.table.rows[name].title for name, own in rows.items() if own == share]
+        which = "all rows" if len(titles) == len(rows) else ", ".join(titles)
+        yield f"clients hold out {100 * share:g} % of their training data in: {which}"
 
 
 def page_table(measured: Measured) -> PaperTable:
@@ -120,6 +132,7 @@ def plain(measured: Measured) -> list[dict[str, Any]]:
                     "measured_std": cell.std,
                     "measured_se": cell.error,
                     "seeds": len(cell.values),
+                    "diverged": measured.diverged.get(row.name, 0),
                     "rounds": measured.rounds.get(row.name),
                     "difference": cell.difference,
                 }
@@ -131,7 +144,7 @@ def _title(column: Column) -> str:
     return f"{column.title}, {column.unit}" if column.unit else column.title
 
 
-def _words(cell: Cell, column: Column) -> list[str]:
+def _words(cell: Cell, column: Column, diverged: int) -> list[str]:
     """Published, measured, seeds and difference as text."""
     digits = ".2f" if column.unit == "%" else ".5g"
     printed = NOTHING
@@ -147,6 +160,9 @@ def _words(cell: Cell, column: Column) -> list[str]:
         elif cell.published.value:
             difference = f"{100 * cell.difference / cell.published.value:+.1f} %"
     seeds = str(len(cell.values)) if cell.values else NOTHING
+    if diverged:
+        measured = measured if cell.values else "diverged"
+        seeds = f"{len(cell.values)}, {diverged} diverged"
     return [printed, measured, seeds, difference]
 
 

@@ -19,7 +19,7 @@ ACCURACIES = {"global": "global_accuracy", "clients": "personal_mean", "local": 
 server's) on the client's test data; only the clients that have a model of their own."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
 """Figures that accumulate over rounds: bits as sent and as the paper counts, and FLOPs."""
-FIGURES = (*ACCURACIES, *SUMS, "density", "zeros")
+FIGURES = (*ACCURACIES, *SUMS, "density", "zeros", "removed")
 UNITS = {
     "": 1.0,
     "%": 0.01,
@@ -83,6 +83,22 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What the paper says about figures of a column."""
+
+    name: str
+    text: str
+    column: str
+    row: str
+    than: str = ""
+    """The row that `row` is above, or level with; empty: the figure is what was printed."""
+    within: float = 0.0
+    """How far figures may be apart and still be level, or be what was printed."""
+    early: bool = False
+    """Whether fewer rounds than the paper's settle it."""
+
+
+@dataclass(frozen=True)
 class Scale:
     """How much of a table is run."""
 
@@ -109,6 +125,7 @@ class Table:
     rows: Mapping[str, Row]
     scales: Mapping[str, Scale]
     notes: tuple[str, ...] = ()
+    claims: Mapping[str, Claim] = field(default_factory=dict)
 
     def runs(self, scale: Scale) -> list[Row]:
         """The rows that a scale runs, in table order."""
@@ -206,7 +223,8 @@ def load(path: Path) -> Table:
 
 
 def _table(path: Path, plain: Mapping[str, Any]) -> Table:
-    _known(plain, ("title", "source", "notes", "column", "row", "scale"), "entry of a table")
+    parts = ("title", "source", "notes", "column", "row", "scale", "claim")
+    _known(plain, parts, "entry of a table")
     _needed(plain, ("title", "source", "column", "row", "scale"), "the table")
     columns = {name: _column(name, part) for name, part in plain["column"].items()}
     rows = {name: _row(path.parent, name, part, columns) for name, part in plain["row"].items()}
@@ -219,7 +237,10 @@ def _table(path: Path, plain: Mapping[str, Any]) -> Table:
     scales = {name: _scale(name, part, rows) for name, part in plain["scale"].items()}
     _known(scales, SCALES, "scale")
     notes = tuple(plain.get("notes", ()))
-    return Table(path.stem, plain["title"], plain["source"], columns, rows, scales, notes)
+    claims = {
+        name: _claim(name, part, rows, columns) for name, part in plain.get("claim", {}).items()
+    }
+    return Table(path.stem, plain["title"], plain["source"], columns, rows, scales, notes, claims)
 
 
 def _column(name: str, part: Mapping[str, Any]) -> Column:
@@ -262,6 +283,21 @@ def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, 
         config.build_method()
     rest = {key: part[key] for key in ("reference", "over", "seeds") if key in part}
     return Row(name, part["title"], config, published, **rest)
+
+
+def _claim(
+    name: str, part: Mapping[str, Any], rows: Mapping[str, Row], columns: Mapping[str, Column]
+) -> Claim:
+    what = f"claim {name}"
+    known = ("text", "column", "row", "than", "within", "early")
+    _known(part, known, f"entry of {what}")
+    _needed(part, ("text", "column", "row"), what)
+    claim = Claim(name, **part)
+    _known([claim.column], columns, "column")
+    _known([claim.row, *filter(None, [claim.than])], rows, "row")
+    if not claim.than and (not claim.within or claim.column not in rows[claim.row].published):
+        raise ValueError(f"{what}: name the row that it is above, or a printed figure and `within`")
+    return claim
 
 
 def _published(value: Any) -> Published:

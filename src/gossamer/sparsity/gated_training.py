@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gossamer import optim
-from gossamer.core import Batch, Key, Params
+from gossamer.core import Batch, Key, Masks, Params
 from gossamer.optim import Training
 from gossamer.sparsity import hard_concrete
 from gossamer.sparsity.hard_concrete import HardConcrete
@@ -73,6 +73,8 @@ class Work:
     concrete: HardConcrete = HardConcrete()
     rate: float = 0.0
     """The learning rate of SGD."""
+    removed: Masks = field(default_factory=dict)
+    """For each pruned group: whether the part is without it."""
     steps: int = 0
     velocity: optim.Velocity = field(default_factory=list)
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -182,8 +184,8 @@ def begin(part: Part, raw: Tensor, temperature: float, drift: float = 0.0) -> Wo
         raw: thresholds before softplus, of all groups of the whole model.
     """
     own, names = part.task.own(part.params), part.groups.names
-    logits = hard_concrete.logits(part.whole.norms(part.received), raw, temperature)
-    logits = logits[part.places].to(part.task.device)
+    norms = (part.groups.squares(part.params) + part.outside).sqrt()
+    logits = hard_concrete.logits(norms, raw[part.places], temperature).to(part.task.device)
     return Work(
         part=part,
         temperature=temperature,

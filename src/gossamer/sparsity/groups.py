@@ -96,21 +96,31 @@ class Groups:
 
     # messages -------------------------------------------------------------------------------------
 
-    def pack(self, params: Params, kept: Masks) -> Packed:
+    def pack(self, params: Params, kept: Masks, inputs: Masks | None = None) -> Packed:
         """The weights of the groups that are `kept`, by a truth value per gate.
 
         Equal to `wire.pack` with a mask per weight, in a tenth of the time: it copies slices.
+
+        Args:
+            params: The whole tensors.
+            kept: For each gate.
+            inputs: By tensor whose rows are groups: the inputs whose weights are packed; absent:
+                all of them.
         """
         values = {}
         for name, axis in self._pairs:
             tensor, flags = params[name], kept[name]
             if not bool(flags.all()):
                 tensor = tensor[:, flags] if axis == 1 else tensor[flags]
+            if inputs and name in inputs:
+                tensor = tensor[:, inputs[name]]
             values[name] = tensor.flatten()
         return Packed(values, {name: tuple(params[name].shape) for name in self.names})
 
-    def unpack(self, packed: Packed, kept: Masks, like: Packed) -> Params:
-        """The inverse of `pack`, with zeros for the other groups.
+    def unpack(
+        self, packed: Packed, kept: Masks, like: Packed, inputs: Masks | None = None
+    ) -> Params:
+        """The inverse of `pack`, with zeros for the other groups and inputs.
 
         Raises:
             WireError: names, types or shapes are not those of `like`, or there are more or fewer
@@ -122,17 +132,21 @@ class Groups:
             raise WireError("weights were returned with other names or types than were sent")
         for name, axis, size in zip(self.names, self.axes, self.weights, strict=True):
             flags, values, shape = kept[name], packed.values[name], like.shapes[name]
-            count = int(flags.sum())
+            count, chosen = int(flags.sum()), (inputs or {}).get(name)
+            size = size if chosen is None else size // len(chosen) * int(chosen.sum())
             if values.numel() != size * count or packed.shapes[name] != shape:
                 raise WireError(
                     f"{name} of shape {packed.shapes[name]} came with {values.numel()} values, but "
                     f"its gates leave {size * count} of {shape}"
                 )
-            if count == flags.numel():
+            if count == flags.numel() and chosen is None:
                 params[name] = values.reshape(shape)
                 continue
             params[name] = torch.zeros(shape, dtype=values.dtype)
-            if axis is None:
+            if chosen is not None:
+                places = flags.nonzero(), chosen.nonzero().flatten()
+                params[name][places] = values.view(count, len(places[1]), *shape[2:])
+            elif axis is None:
                 params[name].masked_scatter_(flags, values)
             else:
                 sizes = [count if place == axis else each for place, each in enumerate(shape)]

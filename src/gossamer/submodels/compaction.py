@@ -7,6 +7,7 @@ with it, or if a ReLU cuts off a bias that is not positive and thus receives no 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from gossamer.core import Masks, Params
 from gossamer.sparsity.groups import Groups
-from gossamer.submodels.behind import behind
+from gossamer.submodels.behind import behind, pruned_beside
 from gossamer.submodels.cut import INPUTS, Cut
 from gossamer.submodels.structure import Structure, trace
 from gossamer.task import Task
@@ -55,23 +56,30 @@ class Part:
 
 
 def part_of(
-    task: Task, groups: Groups, alive: Masks, params: Params, held: Masks, compact: bool = True
+    task: Task,
+    groups: Groups,
+    alive: Masks,
+    params: Params,
+    held: Masks,
+    cut: Cut | None = None,
+    beyond: Masks | None = None,
 ) -> Part:
-    """The part to train: without pruned groups where that is exact, otherwise the whole model.
+    """The part to train: a smaller model that trains exactly as the whole one, or all of it.
 
     Args:
         held: false where biases, scales and shifts are zero and stay zero.
-        compact: whether to remove pruned groups at all.
+        cut: the smaller model.
+        beyond: by tensor, for each group that is alive: the squared norm of its weights beyond
+            `params`.
     """
     flags, places = groups.join(alive), torch.arange(groups.total)
-    cut = plan(task, groups, alive, params, held) if compact else None
     if cut is None:
         outside = torch.zeros(groups.total, dtype=params[groups.names[0]].dtype)
         return Part(groups, params, flags, task, params, groups, places, outside, held)
     small, inside = cut.take(params), cut.masks()
     places, part = groups.places(inside), groups.within(inside)
     rest = cut.give({name: torch.zeros_like(small[name]) for name in part.names}, params)
-    outside = groups.squares(rest)[places]
+    outside = (groups.squares(rest) + scattered(groups, alive, beyond or {}, rest))[places]
     small_task, held = cut.task(task), cut.take(held)
     return Part(groups, params, flags, small_task, small, part, places, outside, held, cut, inside)
 
@@ -82,23 +90,74 @@ def plan(task: Task, groups: Groups, alive: Masks, params: Params, held: Masks) 
     Args:
         held: false where biases, scales and shifts are zero and stay zero.
     """
+    return cut_of(task, groups, alive, removable(task, groups, alive, params, held))
+
+
+def removable(task: Task, groups: Groups, alive: Masks, params: Params, held: Masks) -> Masks:
+    """For each pruned group: whether it can be removed exactly; empty if none can.
+
+    Args:
+        held: false where biases, scales and shifts are zero and stay zero.
+    """
     if None in groups.axes or all(bool(part.all()) for part in alive.values()):
-        return None
+        return {}
     try:
         structure = trace(task)
     except ValueError:  # a model that cannot be traced is trained as a whole
-        return None
-    stays = _stays(task, structure, groups, alive, params, held)
-    keep = {}
+        return {}
+    stays, found = _stays(task, structure, groups, alive, params, held), {}
     for name, axis in zip(groups.names, groups.axes, strict=True):
+        gone = torch.zeros_like(alive[name])
         if axis == 1 and structure.wiring.columns.get(name) is not None:
-            keep[f"{name}{INPUTS}"] = _some(alive[name])
+            gone = ~alive[name]
         elif axis == 0 and name in structure.units:
-            units = torch.from_numpy(stays[structure.wiring.rows[name]])
-            keep[name] = _some(alive[name] | units)
-    if all(bool(flags.all()) for flags in keep.values()):
+            gone = ~alive[name] & ~torch.from_numpy(stays[structure.wiring.rows[name]])
+        found[name] = gone[~alive[name]]
+    return found if any(bool(flags.any()) for flags in found.values()) else {}
+
+
+def cut_of(task: Task, groups: Groups, alive: Masks, removed: Masks) -> Cut | None:
+    """The smaller model without these of the pruned groups; None if there are none."""
+    if not removed:
         return None
-    return structure.cut(keep)
+    structure, keep = trace(task), {}
+    for name, axis in zip(groups.names, groups.axes, strict=True):
+        gone = torch.zeros_like(alive[name]).masked_scatter_(~alive[name], removed[name])
+        if bool(gone.any()):
+            keep[name if axis == 0 else f"{name}{INPUTS}"] = _some(~gone)
+    return structure.cut(keep) if keep and not all(bool(k.all()) for k in keep.values()) else None
+
+
+def removed_share(task: Task, groups: Groups, alive: Masks, params: Params) -> float:
+    """The share of parameters that go with pruned groups.
+
+    These are the weights of the groups, biases and norms behind them, and the weights of inputs
+    that nothing feeds any more.
+    """
+    held: Masks = {}
+    cut = None
+    with suppress(ValueError):  # of a model that cannot be traced, only the groups are known
+        held = pruned_beside(task, groups, alive)
+        cut = plan(task, groups, alive, params, held)
+    inside, kept = cut.masks() if cut else {}, groups.masks(groups.join(alive), params)
+    left = 0
+    for name in task.layout.parameters:
+        here = cut.layout[name].count if cut else task.layout[name].count
+        if name in kept:
+            here = int((kept[name] & inside.get(name, kept[name])).sum())
+        elif name in held:
+            here = min(here, int(held[name].sum()))
+        left += here
+    return 1 - left / task.layout.count
+
+
+def scattered(groups: Groups, alive: Masks, values: Masks, like: Params) -> Tensor:
+    """A vector of all gates with these values for groups that are alive, zero elsewhere."""
+    dtype = like[groups.names[0]].dtype
+    parts = {name: torch.zeros(flags.shape, dtype=dtype) for name, flags in alive.items()}
+    for name, each in values.items():
+        parts[name].masked_scatter_(alive[name], each.to(dtype))
+    return groups.join(parts)
 
 
 def _stays(

@@ -83,6 +83,12 @@ class Cut:
                 silenced[name][:, ~torch.from_numpy(flags).to(silenced[name].device)] = 0
         return silenced
 
+    def inputs(self) -> Masks:
+        """By tensor that loses some of its inputs: those that the sub-model has."""
+        wiring = self.structure.wiring
+        kept = {name: self._columns(name) for name in wiring.columns}
+        return {name: torch.from_numpy(each) for name, each in kept.items() if not each.all()}
+
     def masks(self) -> Masks:
         """Masks of the full shape: which weights of each prunable tensor the sub-model has."""
         layout = self.structure.layout

@@ -77,6 +77,9 @@ class FedDSTVariants:
     averaging: Averaging = option("wfa", "mean over all clients, or over those that kept a weight")
     min_votes: int = option(0, "clients that must keep a weight for it to stay", least=0)
     remember_old: bool = option(False, "a client that pruned a weight votes for its old value")
+    ties: Literal["index", "votes"] = option(
+        "index", "of equal weights, such as new ones, keep the first, or those of most clients"
+    )
     free_first_download: bool = option(
         False, "clients of the first round draw its model from the seed; nothing is sent"
     )
@@ -122,6 +125,7 @@ class FedDSTVariants:
         sent = sparse_model.send(ctx, state.params, state.masks, self.bn)
         participants: list[int] = []
         votes: dict[str, Tensor] = {}
+        by_votes = self.ties == "votes"
 
         def replies() -> Iterator[Weighted]:
             for exchange in exchanges:
@@ -129,7 +133,7 @@ class FedDSTVariants:
                 masks = client_readjustment.accepted(up.mask, state.masks, counts, frozen={})
                 params = sparse_model.receive_reply(ctx, up.model, sent, masks)
                 participants.append(client.id)
-                for name, mask in masks.items() if self.min_votes else ():
+                for name, mask in masks.items() if self.min_votes or by_votes else ():
                     votes[name] = votes[name] + mask if name in votes else mask.int()
                 if self.remember_old:
                     params, masks = _remembered(params, masks, state)
@@ -143,6 +147,9 @@ class FedDSTVariants:
             owned = {
                 name: mask & (votes[name] >= self.min_votes) for name, mask in average.owned.items()
             }
+            average = replace(average, owned=owned)
+        if by_votes:
+            owned = _largest(average.params, votes, average.owned, counts)
             average = replace(average, owned=owned)
         return feddst.updated(state, average, counts, participants, self._rate(ctx) > 0)
 
@@ -203,6 +210,19 @@ def _remembered(params: Params, masks: Masks, state: Server) -> tuple[Params, Ma
         for name, tensor in params.items()
     }
     return whole, sparsity.union(masks, gone)
+
+
+def _largest(params: Params, votes: Params, masks: Masks, counts: Counts) -> Masks:
+    """The largest weights within masks; among equal ones, those that most clients kept."""
+    kept = {}
+    for name, mask in masks.items():
+        size = torch.where(mask, params[name].abs(), -1).flatten()
+        order = votes[name].flatten().argsort(descending=True, stable=True)
+        order = order[size[order].argsort(descending=True, stable=True)]
+        first = torch.zeros_like(mask).flatten()
+        first[order[: counts[name]]] = True
+        kept[name] = first.view_as(mask) & mask
+    return kept
 
 
 def code_parity(method: FedDSTVariants) -> FedDSTVariants:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer import merge
-from gossamer.core import Batch, Ctx, Exchange, Job, Masks, Params, Result
+from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result
 from gossamer.fields import option
 from gossamer.methods import fedsparse
 from gossamer.methods.as_published.delegation import variants_of
@@ -43,6 +43,8 @@ class Local:
 
     opened: Masks
     model: SparseModel
+    alive: Masks
+    removed: Masks
     first: Tensor
     second: Tensor
     steps: int
@@ -80,6 +82,9 @@ class FedSparseVariants:
     concrete: HardConcrete = HardConcrete()
     lambda0_per: Literal["weight", "gate"] = option(
         "weight", "whether a group pays for each of its weights, or once"
+    )
+    theta: Literal["binary", "relaxed"] = option(
+        "binary", "the server's gates in the cross-entropy: as sent, or as relaxed as the client's"
     )
     drift_factor: Literal["half", "whole"] = option(
         "half", "half the squared distance, as in eq. 9, or all of it, as in eqs. 30 and 31"
@@ -185,17 +190,24 @@ class FedSparseVariants:
         groups = self.pure.groups(ctx)
         pruned = self.pure.prune(groups, state)
         if self.gate_bias:
-            alive = groups.split(pruned.alive)
-            pruned = fedsparse.masked(pruned, pruned_beside(ctx.task, groups, alive))
+            pruned = fedsparse.masked(pruned, self.held(ctx, groups.split(pruned.alive)))
         if self.dead_moments == "drop":
             return pruned
         return replace(pruned, moments=state.moments, first=state.first, second=state.second)
 
+    def held(self, ctx: Ctx, alive: Masks) -> Masks:
+        """False where biases, scales and shifts are pruned with their groups."""
+        return pruned_beside(ctx.task, self.pure.groups(ctx), alive) if self.gate_bias else {}
+
+    def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
+        alive = self.pure.groups(ctx).split(state.alive)
+        return self.pure.message(ctx, state, self.held(ctx, alive))
+
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        groups = self.pure.groups(ctx)
-        held = pruned_beside(ctx.task, groups, down.alive) if self.gate_bias else {}
-        work = self.pure.start(ctx, down, held)
+        work = self.pure.start(ctx, down, self.held(ctx, down.alive))
         work.concrete = self.concrete
+        if self.theta == "relaxed":
+            work.start = self.concrete.location(work.start) - self.concrete.shift
         scale = self.scale(ctx)
         work.price = scale * self.pure.price(self.paid(work), work.start)
         work.drift = scale * self.with_factor.drift
@@ -229,8 +241,9 @@ class FedSparseVariants:
         if keeps:
             first = first.index_copy(0, work.part.places, work.first.cpu())
             second = second.index_copy(0, work.part.places, work.second.cpu())
-        opened, model = (sent.opened, sent.model) if sends and sent else ({}, NOTHING)
-        return Local(opened, model, first, second, work.steps if keeps else 0)
+        shown = sent if sends and sent else fedsparse.Local({}, NOTHING, {}, {})
+        here = (shown.opened, shown.model, shown.alive, shown.removed)
+        return Local(*here, first, second, work.steps if keeps else 0)
 
     def value(self, ctx: Ctx, work: Work) -> Tensor:
         """The terms beside the loss of the data."""
@@ -253,7 +266,8 @@ class FedSparseVariants:
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """What survives at the server, or what a client sent last."""
         if local is not None and self.personal_model == "sent":
-            return self.pure.model(ctx, state, fedsparse.Local(local.opened, local.model))
+            sent = fedsparse.Local(local.opened, local.model, local.alive, local.removed)
+            return self.pure.model(ctx, state, sent)
         if self.test_gates == "open":
             return state.params
         groups = self.pure.groups(ctx)
@@ -277,4 +291,8 @@ def one_example(batch: Batch, index: int) -> Batch:
     return replace(batch, x=batch.x[only], y=batch.y[only], key=key)
 
 
-ENTRIES: dict[str, Any] = {"fedsparse-variants": FedSparseVariants()}
+ENTRIES: dict[str, Any] = {
+    "fedsparse-variants": FedSparseVariants(),
+    # The readings whose sparsities come nearest to the printed ones.
+    "fedsparse-paper": FedSparseVariants(gate_bias=True, theta="relaxed"),
+}

@@ -91,8 +91,22 @@ class SpaFLVariants:
     def accounting(self) -> Accounting:
         return Accounting(recipients=self.downlink, uncharged="missed,start")
 
-    def init(self, ctx: Ctx) -> Server:
+    def check(self) -> None:
+        """Refuses settings that contradict each other, or have no effect."""
         self.pruning.check(self.training)
+        if self.downlink == "all" and self.delta_ref != "last-received":
+            raise ValueError(
+                f"`delta_ref={self.delta_ref!r}` has no effect where all clients receive every "
+                "threshold; add `downlink='sampled'`"
+            )
+        if self.downlink == "sampled" and self.eval_point != "after":
+            raise ValueError(
+                f"`eval_point={self.eval_point!r}` has no effect with `downlink='sampled'`: "
+                "clients are always evaluated with the thresholds that they have; leave it out"
+            )
+
+    def init(self, ctx: Ctx) -> Server:
+        self.check()
         count = self._layout(ctx).rows
         if not count:
             raise ValueError("this model has no layer that may be pruned; see `prunable=`")
@@ -133,7 +147,7 @@ class SpaFLVariants:
         return [Up(down.thresholds, down.norm)]
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        self.pruning.check(self.training)
+        self.check()
         layout, local = self._layout(ctx), local or self._newcomer(ctx, down.start)
         before = local.known[None][: 0 if self._last_step else 1]  # else it comes with the message
         versions = torch.cat([before, down.missed, down.thresholds[None]])
@@ -168,7 +182,8 @@ class SpaFLVariants:
             Up(work.thresholds, self._norm(ctx, model.params)),
             Local(model.params, work.known, work.thresholds, velocity, pace, late),
             work.active,
-            metrics={
+            masked_training.trained(work.active, self.pruning.dense_share(self.training)),
+            {
                 "loss": masked_training.mean_loss(model),
                 "layer_density": fsum(densities) / len(densities),
                 "resets": float(work.resets),
@@ -298,7 +313,6 @@ RELEASE = {
     "momentum_state": "persist",
     "downlink": "sampled",
     "delta_ref": "last-server-step",
-    "eval_point": "before",
 }
 """The code released with the NeurIPS version: whole neurons, everything trained at once."""
 

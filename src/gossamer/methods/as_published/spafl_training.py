@@ -66,7 +66,7 @@ class Pruning:
     clamp: bool = option(True, "keep weights in [-1, 1] and thresholds in [0, 1]")
     reset_density: float = option(0.01, "a sparser layer is reset to dense", least=0, below=1)
     reset_inclusive: bool = option(False, "also a layer of exactly that density")
-    eta_tau: float = option(0.0, "learning rate of thresholds; 0: that of weights", least=0)
+    eta_tau: float = option(0.0, "lr of thresholds, on the schedule of lr; 0: lr itself", least=0)
     momentum_tau: float = option(
         -1.0, "momentum of thresholds; -1: that of weights", least=-1, below=1
     )
@@ -89,6 +89,17 @@ class Pruning:
                 "`ste='dead'` is a defect of the released code; ask for it with "
                 "`bug_compat='cifar'`"
             )
+
+        if self.reg_step == "eq5" and self.regulariser != "exp":
+            raise ValueError(
+                f"`regulariser={self.regulariser!r}` has no effect with `reg_step='eq5'`, whose "
+                "step is that of the threshold itself; leave one of them out"
+            )
+
+    def dense_share(self, training: Training) -> float:
+        """The share of steps that need the gradients of all weights."""
+        always = self.phases == "joint" or self.mask_grad_to_weight
+        return 1.0 if always else 1 / training.epochs
 
     def regulariser_gradient(self, thresholds: Tensor) -> Tensor:
         if self.reg_step == "eq5":
@@ -221,7 +232,7 @@ class Pruning:
             before = work.velocity
             change = change if before is None else before.mul_(momentum).add_(change)
             work.velocity = change
-        move = change * -(self.eta_tau or work.model.rate)
+        move = change * -(self.eta_tau * (work.model.rate / training.lr) or work.model.rate)
         if self.reg_step == "eq7":
             move -= self._strength(ctx, work) * self.regulariser_gradient(work.thresholds)
         work.thresholds.add_(move)

@@ -151,6 +151,12 @@ def metrics(work: Work, moved: bool = False) -> dict[str, float]:
     return figures
 
 
+def trained(masks: Masks, dense: float) -> dict[str, float]:
+    """Shares of weights that got a gradient, if all of them did in a share `dense` of the steps."""
+    shares = sparsity.layer_densities(masks)
+    return {name: float(share) * (1 - dense) + dense for name, share in shares.items()}
+
+
 def as_factors(masks: Masks, params: Params) -> Params:
     """Masks as numbers of the type and layout of their tensors."""
     return sparsity.numbers(masks, {name: params[name] for name in masks})

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer.core import Params
+from gossamer import sparsity
+from gossamer.core import Masks, Params
 from gossamer.fields import option
 
 Optimizer = Literal["sgd", "adam", "yogi", "adagrad"]
@@ -26,6 +27,11 @@ class Moments:
     first: Params
     second: Params
     steps: int
+
+    def masked(self, masks: Masks) -> Moments:
+        """Moments that are zero outside of these masks."""
+        first, second = (sparsity.masked(each, masks) for each in (self.first, self.second))
+        return Moments(first, second, self.steps)
 
 
 @dataclass(frozen=True)

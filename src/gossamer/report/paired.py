@@ -1,0 +1,106 @@
+"""Differences between runs of the same seeds: paired t-tests, and intervals.
+
+Runs of one seed have the same federation and the same cohorts, so their difference varies less than
+either of them, and pairs are what is compared. With few seeds a test can show little: that no
+difference is shown does not mean that there is none.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gossamer.report.curves import standard_error
+
+LEVEL = 0.05
+"""A difference is shown if it would be as large by chance in fewer than one of 20 comparisons."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The differences of two rows, one for each seed that both have."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean difference; None without a common seed."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean; None for fewer than two seeds."""
+        return standard_error(self.values)
+
+    @cached_property
+    def p(self) -> float | None:
+        """How probable so large a mean is by chance, in a two-sided t-test; None without a test.
+
+        Differences that are all the same have no spread to test against; then it is the
+        probability that all have the same sign.
+        """
+        count = len(self.values)
+        if self.mean is None or self.error is None:
+            return None
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else 2 * 0.5**count
+        return two_sided(self.mean / self.error, count - 1)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
+        """The interval of mean differences that the values do not contradict."""
+        if self.mean is None or self.error is None:
+            return None
+        half = self.error * quantile(level, len(self.values) - 1)
+        return self.mean - half, self.mean + half
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
+    """First minus second, for every seed that both have."""
+    return Paired(
+        tuple(first[seed] - second[seed] for seed in sorted(first.keys() & second.keys()))
+    )
+
+
+def two_sided(t: float, freedom: int) -> float:
+    """The probability that Student's t of so many degrees of freedom is as far from zero.
+
+    Abramowitz, Stegun: Handbook of mathematical functions. Equations 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for step in range(freedom // 2):
+        total += term
+        k = 2 * step + odd
+        term *= cosine**2 * (k + 1) / (k + 2)
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return max(0.0, 1.0 - inside)
+
+
+def quantile(level: float, freedom: int) -> float:
+    """The t that is exceeded, on either side, with probability `level`."""
+    low, high = 0.0, 1.0
+    while two_sided(high, freedom) > level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
+    return high
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """Probabilities of several tests, so that all of them together err as seldom as one.
+
+    Holm: A simple sequentially rejective multiple test procedure. Scandinavian Journal of
+    Statistics, 1979.
+    """
+    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
+    adjusted, most = [0.0] * len(probabilities), 0.0
+    for place, index in enumerate(order):
+        most = max(most, min(1.0, (len(order) - place) * probabilities[index]))
+        adjusted[index] = most
+    return adjusted

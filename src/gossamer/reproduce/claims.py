@@ -1,0 +1,186 @@
+"""What a paper claims, printed beside measured, and whether the runs support it.
+
+A claim is about rows of a table: that one is above another, that two are level, or that a figure
+is what was printed. Differences are paired by seed. A claim is `reproduced` or `not reproduced`
+only if the runs show it; otherwise it is `undecided`, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gossamer.report.kept import Shelf
+from gossamer.report.paired import LEVEL, Paired
+from gossamer.reproduce.published import Cell, Measured, measured_table
+from gossamer.reproduce.tables import SUMS, Claim, Column, Table, find, names
+
+REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
+SETTLED = ("full", "here")
+"""Scales whose runs can support a claim; the others only check that everything runs."""
+
+MOST_SEEDS = 20
+"""Seeds of a row that are looked for among kept runs."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what was printed, what was measured, and a verdict."""
+
+    table: Table
+    claim: Claim
+    printed: float | None
+    measured: Paired
+    verdict: str
+    reason: str
+    scale: str = ""
+    """The scale of the runs; empty if there are none."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the figures."""
+        unit = self.table.columns[self.claim.column].unit
+        return "points" if unit == "%" and self.claim.than else unit
+
+    @property
+    def found(self) -> str:
+        """What was measured, with its error and the number of seeds."""
+        if self.measured.mean is None:
+            return "–"
+        count = len(self.measured.values)
+        value = f"{self.measured.mean:{'+' if self.claim.than else ''}.4g}"
+        error = self.measured.error
+        seeds = "1 seed" if count == 1 else f"{count} seeds"
+        return f"{value if error is None else f'{value} ± {error:.2g}'} ({seeds})"
+
+    @property
+    def expected(self) -> str:
+        """What was printed."""
+        if self.printed is None:
+            return "–"
+        return f"{self.printed:{'+' if self.claim.than else ''}.4g}"
+
+
+def judge(measured: Measured, scale: str = "") -> list[Judged]:
+    """All claims of a table, judged by its runs."""
+    return [_judge(measured, claim, scale) for claim in measured.table.claims.values()]
+
+
+def judge_kept(shelf: Shelf, tables: Iterable[str] | None = None) -> list[Judged]:
+    """All claims of all tables, judged by the kept runs of the largest scale that has any."""
+    judged = []
+    for name in names() if tables is None else tables:
+        table = find(name)
+        if table.claims:
+            judged += _best(table, shelf)
+    return judged
+
+
+def _best(table: Table, shelf: Shelf) -> list[Judged]:
+    """Each claim by the scale with the most seeds."""
+    about = {name for claim in table.claims.values() for name in (claim.row, claim.than)}
+    rows = {name: row for name, row in table.rows.items() if name in about}
+    part = replace(table, rows=rows)
+    choices = [
+        judge(measured_table(part, part.plans(scale, Path(), MOST_SEEDS), shelf), name)
+        for name in SETTLED
+        if (scale := table.scales.get(name))
+    ]
+    return [
+        max(each, key=lambda one: len(one.measured.values)) for each in zip(*choices, strict=True)
+    ]
+
+
+def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
+    column = measured.table.columns[claim.column]
+    mine = measured.cells[claim.row, claim.column]
+    other = measured.cells[claim.than, claim.column] if claim.than else None
+    printed, values = _figures(mine, other)
+    lost = [name for name in (claim.row, claim.than) if measured.diverged.get(name)]
+    verdict, reason = _verdict(values, printed, claim, column)
+    if verdict == UNDECIDED and lost and not values.values:
+        reason = (
+            f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
+        )
+    short = _shortened(measured, claim)
+    if short and verdict != UNDECIDED:
+        verdict, reason = UNDECIDED, f"{short}; so far it would be {verdict}: {reason}"
+    ran = scale if values.values else ""
+    return Judged(measured.table, claim, printed, values, verdict, reason, ran)
+
+
+def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
+    """What was printed, and what was measured by seed: a figure, or a difference."""
+    printed = mine.published.value if mine.published else None
+    if other is None:
+        return printed, Paired(tuple(mine.values))
+    ours, theirs = mine.by_seed, other.by_seed
+    both = tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+    if printed is not None:
+        printed = printed - other.published.value if other.published else None
+    return printed, Paired(both)
+
+
+def _shortened(measured: Measured, claim: Claim) -> str:
+    """Says so if a run of fewer rounds than the paper's cannot settle a claim."""
+    row = measured.table.rows[claim.row]
+    done = measured.rounds.get(claim.row, 0)
+    exact = measured.table.columns[claim.column].whole or claim.early
+    return "" if exact or not 0 < done < row.training else f"{done} of {row.training} rounds"
+
+
+def _verdict(
+    values: Paired, printed: float | None, claim: Claim, column: Column
+) -> tuple[str, str]:
+    count = len(values.values)
+    if not count:
+        return UNDECIDED, "not run yet"
+    assert values.mean is not None
+    if column.figure in SUMS and not claim.than and printed is not None:
+        # Costs do not depend on luck: one run is enough.
+        close = abs(values.mean - printed) <= claim.within
+        return (REPRODUCED if close else REFUTED), f"printed ± {claim.within:g} wanted"
+    limits = values.interval()
+    if limits is None or values.p is None:
+        return UNDECIDED, "one seed"
+    if claim.than and not claim.within:
+        if values.p >= LEVEL:
+            return UNDECIDED, f"no difference shown, p = {values.p:.2g}"
+        return (REPRODUCED if values.mean > 0 else REFUTED), f"p = {values.p:.2g}"
+    centre = 0.0 if claim.than else printed
+    if centre is None:
+        return UNDECIDED, "nothing is printed"
+    low, high = limits[0] - centre, limits[1] - centre
+    what = f"95 % interval {limits[0]:.3g} to {limits[1]:.3g}, within {claim.within:g} wanted"
+    if -claim.within <= low and high <= claim.within:
+        return REPRODUCED, what
+    return (REFUTED if high < -claim.within or low > claim.within else UNDECIDED), what
+
+
+def text(judged: Sequence[Judged]) -> list[str]:
+    """A line for each claim."""
+    return [
+        f"claim: {each.claim.text}: printed {each.expected}, measured {each.found} {each.unit}: "
+        f"{each.verdict} ({each.reason})"
+        for each in judged
+    ]
+
+
+def plain(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """The claims for programs."""
+    return [
+        {
+            "table": each.table.name,
+            "claim": each.claim.name,
+            "text": each.claim.text,
+            "printed": each.printed,
+            "measured": each.measured.mean,
+            "se": each.measured.error,
+            "seeds": len(each.measured.values),
+            "verdict": each.verdict,
+            "reason": each.reason,
+        }
+        for each in judged
+    ]

@@ -1,0 +1,186 @@
+"""Figures of the papers, drawn from the runs of a table: masks, sparsity, accuracy for traffic."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gossamer.report import Run
+from gossamer.report.curves import table
+from gossamer.report.figures import main_accuracy
+from gossamer.report.groups import Group
+from gossamer.report.runs import Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Mapping[str, Sequence[Run]]
+"""Runs by the title of their row; they differ in their seeds."""
+LAYERS = 24
+"""Layers whose names fit below a panel."""
+
+
+def draw(rows: Rows, folder: Path) -> list[Path]:
+    """Writes every picture that the runs have figures for, as SVG.
+
+    Args:
+        rows: The runs, from folders or from kept results.
+        folder: Is made if needed.
+
+    Returns:
+        The paths of the pictures.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure as Drawing
+    except ImportError:
+        raise ImportError("pictures need matplotlib; install gossamer[plot]") from None
+    paths = []
+    for name, (panels, fill) in PICTURES.items():
+        figure = Drawing(figsize=(4.6 * panels, 3.6), layout="constrained")
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        if not fill(rows, list(axes)):
+            continue
+        _finish(figure, list(axes))
+        folder.mkdir(parents=True, exist_ok=True)
+        paths.append(folder / f"{name}.svg")
+        # Without dates and random names, so that the same runs give the same file.
+        with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+            figure.savefig(paths[-1], metadata={"Date": None})
+    return paths
+
+
+def _mismatch(rows: Rows, axes: Sequence[Axes]) -> int:
+    """How far the masks of clients are apart, or the server's moved, by round and by layer."""
+    lines = 0
+    by_round, by_layer = axes
+    for title, runs in rows.items():
+        name = next(
+            (n for n in ("client_mismatch", "mismatch") if any(r.curve(n) for r in runs)), ""
+        )
+        if name:
+            what = "between clients" if name == "client_mismatch" else "from round to round"
+            lines += _line(by_round, f"{title}, {what}", runs, name)
+        if layers := _by_layer(runs):
+            names = list(layers)[:LAYERS]
+            by_layer.plot(names, [layers[each] for each in names], marker=".", label=title)
+    by_round.set(xlabel="round", ylabel="mask mismatch (Jaccard distance)")
+    by_layer.set(xlabel="layer", ylabel="mask mismatch of the server, mean over rounds")
+    by_layer.tick_params(axis="x", rotation=90, labelsize=6)
+    return lines
+
+
+def _sparsity(rows: Rows, axes: Sequence[Axes]) -> int:
+    """The sparsity of models by round."""
+    (panel,) = axes
+    lines = 0
+    for title, runs in rows.items():
+        removed = next((n for n in ("removed", "zeros") if any(r.curve(n) for r in runs)), "")
+        density = next(
+            (n for n in ("personal_density", "density") if any(r.curve(n) for r in runs)), ""
+        )
+        if removed or density:
+            lines += _line(panel, title, runs, removed or density, flip=not removed)
+    panel.set(xlabel="round", ylabel="sparsity")
+    return lines
+
+
+def _clients(rows: Rows, axes: Sequence[Axes]) -> int:
+    """The sparsity of each client's model at the end, clients in descending order."""
+    (panel,) = axes
+    lines = 0
+    for title, runs in rows.items():
+        each = [sorted(1 - density for density in run.densities)[::-1] for run in runs]
+        each = [values for values in each if values]
+        if each:
+            shares = [(place + 0.5) / len(each[0]) for place in range(len(each[0]))]
+            means = [statistics.fmean(column) for column in zip(*each, strict=False)]
+            panel.plot(shares[: len(means)], means, label=title)
+            lines += 1
+    panel.set(xlabel="share of clients", ylabel="sparsity of the client's model, last test")
+    return lines
+
+
+def _traffic(rows: Rows, axes: Sequence[Axes]) -> int:
+    """Accuracy against what was sent."""
+    (panel,) = axes
+    accuracy = main_accuracy([Group(title, tuple(runs)) for title, runs in rows.items()])
+    lines = 0
+    for title, runs in rows.items():
+        found = table([run.curves for run in runs], [accuracy], ["up", "down"])
+        if accuracy not in found or "up" not in found:
+            continue
+        points = [
+            ((up + down) / 8e9, value)
+            for up, down, value in zip(found["up"], found["down"], found[accuracy], strict=True)
+            if up is not None and down is not None and value is not None
+        ]
+        if points:
+            panel.plot(*zip(*points, strict=True), label=title)
+            lines += 1
+    own = accuracy == "personal_mean"
+    panel.set(
+        xlabel="GB sent up and down",
+        ylabel="accuracy of clients' models" if own else "accuracy of the server's model",
+    )
+    panel.set_xscale("log")
+    return lines
+
+
+PICTURES: Mapping[str, tuple[int, Callable[[Rows, Sequence[Any]], int]]] = {
+    "mismatch": (2, _mismatch),
+    "sparsity": (1, _sparsity),
+    "clients": (1, _clients),
+    "traffic": (1, _traffic),
+}
+"""By name: the number of panels, and what draws them and counts its lines."""
+
+
+def _line(panel: Axes, title: str, runs: Sequence[Run], name: str, flip: bool = False) -> int:
+    """The mean of a figure over seeds by round, with its standard error as a band."""
+    found = table([run.curves for run in runs], [name])
+    points = [
+        (at, 1 - value if flip else value, error or 0.0)
+        for at, value, error in zip(
+            found["round"],
+            found[name],
+            found.get(f"{name}±", [None] * len(found[name])),
+            strict=True,
+        )
+        if at is not None and value is not None
+    ]
+    rounds, values, errors = zip(*points, strict=True)
+    (line,) = panel.plot(rounds, values, label=title)
+    if any(errors):
+        low, high = (
+            [v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1)
+        )
+        panel.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    return 1
+
+
+def _by_layer(runs: Sequence[Run]) -> dict[str, float]:
+    """The mean mismatch of each layer over rounds and seeds."""
+    means: dict[str, list[float]] = {}
+    for run in runs:
+        for layer, curves in run.layers.items():
+            curve: Curve = curves.get("mismatch", {})
+            if curve:
+                means.setdefault(layer, []).append(statistics.fmean(curve.values()))
+    return {layer: statistics.fmean(values) for layer, values in means.items()}
+
+
+def _finish(figure: Figure, axes: Sequence[Axes]) -> None:
+    for panel in axes:
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    handles = next(
+        (found for panel in axes if (found := panel.get_legend_handles_labels())[0]), ([], [])
+    )
+    figure.legend(*handles, loc="outside lower center", frameon=False, ncols=2, fontsize="small")

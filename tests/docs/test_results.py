@@ -1,0 +1,103 @@
+"""Figures of the pages come from files, and the pages agree with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.report.kept import read_kept
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIGURE = re.compile(r"(?<![\w.`-])\d+\.\d+(?![\w`])|\d+(\.\d+)? ?%")
+PLACE = re.compile(r"<!-- (/?)([\w-]+) -->")
+NOT_MEASURED = ("printed", "computed")
+"""Comments before a table of a paper's figures, or of arithmetic that tests repeat."""
+OTHERS = {"README.md": "| name |", "docs/architecture.md": "|"}
+"""Tables that other scripts write from files: `tools/table.py`, `tools/lines.py`."""
+
+
+def tables(page: Path) -> Iterator[tuple[int, str, str]]:
+    """The tables of a page: line, text, and the place or the comment that they are in."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    place, code, at = "", False, 0
+    while at < len(lines):
+        line = lines[at]
+        code ^= line.startswith("```")
+        if found := PLACE.fullmatch(line.strip()):
+            place = "" if found[1] else found[2]
+        end = at
+        while end < len(lines) and lines[end].startswith("|") and not code:
+            end += 1
+        if end > at:
+            yield at + 1, "\n".join(lines[at:end]), place
+            place = "" if place in NOT_MEASURED else place
+        at = max(end, at + 1)
+
+
+def share(table: str) -> float:
+    """The share of cells, but for those of the first column, that are figures."""
+    cells = [c for line in table.splitlines()[2:] for c in line.strip("|").split("|")[1:]]
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    figures = [cell for cell in filled if FIGURE.search(cell) and len(cell) < 60]
+    return len(figures) / len(filled) if filled else 0.0
+
+
+def test_no_table_of_figures_is_without_a_file() -> None:
+    loose = [
+        f"{page.relative_to(ROOT)}:{line}"
+        for page in PAGES
+        for line, table, place in tables(page)
+        if share(table) > 0.3
+        and not place
+        and not table.startswith(OTHERS.get(str(page.relative_to(ROOT)), "nothing"))
+    ]
+    assert not loose, (
+        f"{loose}: let tools/results.py write them from a file in results/, or say by a comment "
+        "that they are not measured"
+    )
+
+
+def test_a_table_that_was_typed_in_would_be_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A\n\n| | accuracy |\n|---|---|\n| ours | 0.93 ± 0.01 |\n| theirs | 91.2 % |\n"
+    )
+    ((line, table, place),) = tables(page)
+    assert (line, place) == (3, "") and share(table) == 1
+
+
+def test_pages_and_pictures_agree_with_their_files() -> None:
+    words = [sys.executable, str(ROOT / "tools" / "results.py"), "--check"]
+    told = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_figure_that_was_changed_by_hand_is_written_again() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import results\n"
+        "page = results.DOCS / 'benchmarks.md'; blocks = results.PAGES[page]\n"
+        "text = results.filled(page.read_text(), blocks, page)\n"
+        "changed = text.replace('| 10,000 |', '| 20,000 |')\n"
+        "sys.exit(0 if changed != text == results.filled(changed, blocks, page) else 1)"
+    )
+    words = [sys.executable, "-c", code, str(ROOT / "tools")]
+    assert subprocess.run(words, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").rglob("*.json")), ids=lambda p: p.stem)
+def test_results_are_small_and_name_no_machine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert path.stat().st_size < 60_000
+    assert not re.search(r"/(home|root|work|tmp|Users)/", text)
+    if '"format"' in text[:40]:
+        run = read_kept(path)
+        assert run.command.startswith("gossamer ") and run.finished["state_hash"]
+    else:
+        json.loads(text)

@@ -1,0 +1,129 @@
+"""Claims of papers: what is reproduced, what is not, and what the runs leave open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.report.kept import Shelf
+from gossamer.reproduce import claims
+from gossamer.reproduce.published import Cell, Measured
+from gossamer.reproduce.tables import Claim, Column, Published, Row, Scale, Table, find, load, names
+
+COLUMNS = {
+    "accuracy": Column("accuracy", "accuracy", "clients", "%", "best"),
+    "gbit": Column("gbit", "sent", "paper", "Gbit", whole=True),
+}
+ABOVE = Claim("above", "ours is above theirs", "accuracy", "ours", "theirs")
+LEVEL = replace(ABOVE, name="level", within=1.0)
+VALUE = Claim("value", "ours is as printed", "accuracy", "ours", within=1.0)
+COST = Claim("cost", "ours sends 1 Gbit", "gbit", "ours", within=0.01)
+
+
+def judged(claim: Claim, ours: Any, theirs: Any = (), column: str = "accuracy", **more: Any) -> Any:
+    """A claim with the figures of seeds 0, 1, ... of two rows, printed as 90 and 88, or 1."""
+    rows = {name: Row(name, name.upper()) for name in ("ours", "theirs")}
+    table = Table("t", "T", "S", COLUMNS, rows, {"full": Scale("full", "")}, (), {"c": claim})
+    printed = {"ours": 90.0, "theirs": 88.0} if column == "accuracy" else {"ours": 1.0}
+    cells = {
+        (row, column): Cell(
+            Published(printed[row]) if row in printed else None,
+            tuple(values),
+            seeds=tuple(range(len(values))),
+        )
+        for row, values in (("ours", ours), ("theirs", theirs))
+    }
+    (found,) = claims.judge(Measured(table, cells, {}, **more), "full")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("claim", "ours", "theirs", "verdict", "reason"),
+    [
+        (ABOVE, (), (), "undecided", "not run yet"),
+        (ABOVE, (91,), (89,), "undecided", "one seed"),
+        (ABOVE, (91, 92, 90.1), (89, 90, 88), "reproduced", "p = "),
+        (ABOVE, (88, 89, 87), (90, 91.1, 89), "not reproduced", "p = "),
+        (ABOVE, (91, 88, 90), (89, 90, 89), "undecided", "no difference shown"),
+        (LEVEL, (90.1, 91, 89.9), (90, 91.1, 90), "reproduced", "within 1"),
+        (LEVEL, (95, 96, 95.1), (90, 91, 90), "not reproduced", "within 1"),
+        (LEVEL, (91, 88, 90), (89, 90, 89), "undecided", "within 1"),
+        (VALUE, (90.2, 89.9, 90.1), (), "reproduced", "95 % interval"),
+        (VALUE, (80.2, 80, 80.1), (), "not reproduced", "95 % interval"),
+        (VALUE, (90.2,), (), "undecided", "one seed"),
+    ],
+)
+def test_verdicts(claim: Claim, ours: Any, theirs: Any, verdict: str, reason: str) -> None:
+    found = judged(claim, ours, theirs)
+    assert found.verdict == verdict and reason in found.reason
+
+
+def test_differences_are_printed_with_errors_and_seeds() -> None:
+    found = judged(ABOVE, (91, 92, 90.3), (89, 90, 88))
+    assert (found.expected, found.unit) == ("+2", "points")
+    assert found.found == "+2.1 ± 0.1 (3 seeds)"
+    (line,) = claims.text([found])
+    assert line.startswith("claim: ours is above theirs: printed +2, measured +2.1 ± 0.1 (3 seeds)")
+    assert claims.plain([found])[0]["seeds"] == 3
+
+
+def test_costs_need_one_run() -> None:
+    assert judged(COST, (1.005,), column="gbit").verdict == "reproduced"
+    assert judged(COST, (1.2,), column="gbit").verdict == "not reproduced"
+
+
+def test_fewer_rounds_decide_nothing_unless_the_claim_says_so() -> None:
+    ours, theirs = (91, 92, 90.1), (89, 90, 88)
+    config = find("spafl-table1").rows["fmnist-spafl"].config
+    rows = {"ours": Row("ours", "OURS", config), "theirs": Row("theirs", "THEIRS", config)}
+    for early, verdict in ((False, "undecided"), (True, "reproduced")):
+        claim = replace(ABOVE, early=early)
+        table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": claim})
+        cells = {
+            (row, "accuracy"): Cell(None, values, seeds=(0, 1, 2))
+            for row, values in (("ours", ours), ("theirs", theirs))
+        }
+        (found,) = claims.judge(Measured(table, cells, {"ours": 50}), "here")
+        assert found.verdict == verdict
+        assert early or "50 of 500 rounds" in found.reason
+
+
+def test_runs_that_diverged_are_the_reason() -> None:
+    found = judged(ABOVE, (), (88,), diverged={"ours": 2})
+    assert found.verdict == "undecided" and found.reason == "runs of OURS diverged"
+
+
+def test_claims_of_all_four_papers_can_be_judged_without_any_result(tmp_path: Path) -> None:
+    found = claims.judge_kept(Shelf(tmp_path))
+    assert {each.verdict for each in found} == {"undecided"}
+    assert {each.table.name.split("-")[0] for each in found} == {
+        "spafl",
+        "flash",
+        "fedsparse",
+        "pffdst",
+    }
+    assert all(each.printed is not None for each in found)
+    assert len(found) == sum(len(find(name).claims) for name in names()) >= 15
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('text = "x"\ncolumn = "nothing"\nrow = "a"\nthan = "b"', "no column is called 'nothing'"),
+        ('text = "x"\ncolumn = "c"\nrow = "a"\nthan = "z"', "no row is called 'z'"),
+        ('text = "x"\ncolumn = "c"\nrow = "a"', "name the row that it is above"),
+        ('text = "x"\ncolumn = "c"\nrow = "a"\nover = 1', "no entry of claim it is called 'over'"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_refused(entry: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "t"\nsource = "s"\n[column.c]\ntitle = "c"\nfigure = "clients"\n'
+        '[row.a]\ntitle = "a"\n[row.b]\ntitle = "b"\n[scale.full]\nabout = "all"\n'
+        f"[claim.it]\n{entry}\n"
+    )
+    with pytest.raises(ValueError, match=said):
+        load(path)

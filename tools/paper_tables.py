@@ -1,0 +1,130 @@
+"""Tables of the pages from results that are kept: tables of papers, claims, and small studies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from gossamer.report.kept import Shelf
+from gossamer.reproduce import claims as judging
+from gossamer.reproduce.published import Cell, Measured, measured_table
+from gossamer.reproduce.tables import Column, Row, Table, find, load, names
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+NOTHING = "–"
+ORDER = ("spafl", "flash", "fedsparse", "pffdst")
+
+
+@cache
+def shelf() -> Shelf:
+    """The results that are kept."""
+    return Shelf(RESULTS)
+
+
+def paper(name: str) -> str:
+    """The rows of a paper's table of which runs are kept, printed beside measured."""
+    command = f"gossamer paper {name} --scale here --results results"
+    return _written(find(name), command, lambda row: True)
+
+
+def study(name: str, *starts: str, without: str = " ") -> str:
+    """Rows of a study of our own whose names begin with some words."""
+    table = load(RESULTS / "studies" / f"{name}.toml")
+    command = f"gossamer paper results/studies/{name}.toml --scale here --results results"
+    return _written(
+        table, command, lambda row: row.name.startswith(starts) and not row.name.startswith(without)
+    )
+
+
+def claims() -> str:
+    """Every claim of the papers: printed, measured, and whether runs support it."""
+    lines = ["| claim | printed | measured | |", "|---|---|---|---|"]
+    tables = [name for start in ORDER for name in names() if name.startswith(start)]
+    for each in judging.judge_kept(shelf(), tables):
+        found = (
+            each.found
+            if each.found == NOTHING
+            else f"{each.found.replace(' (', f' {each.unit} (')}"
+        )
+        lines.append(
+            f"| {each.claim.text} ([{each.table.name}](papers.md)) | {each.expected} {each.unit} | "
+            f"{found} | **{each.verdict}**: {each.reason} |"
+        )
+    return "\n".join(lines)
+
+
+def _written(table: Table, command: str, wanted: object) -> str:
+    assert callable(wanted)
+    measured, scale = _most(table)
+    rows = [row for row in table.rows.values() if wanted(row) and _known(measured, row)]
+    if not rows:
+        return f"No run is kept yet: `{command}` makes them, and this table."
+    columns = [
+        column
+        for column in table.columns.values()
+        if any(measured.line(row, column).values for row in rows)
+    ]
+    lines = list(_lines(measured, rows, columns))
+    rounds = sorted({measured.rounds[row.name] for row in rows if row.name in measured.rounds})
+    several = any(len(cell.values) > 1 for cell in measured.cells.values())
+    error = "means ± one standard error over seeds, " if several else "one seed, "
+    some = ", ".join(map(str, rounds))
+    lines += [
+        "",
+        f"(`{command.replace('--scale here', f'--scale {scale}')}`: {error}{some} rounds.)",
+    ]
+    if any(measured.diverged.get(row.name) for row in rows):
+        lines[-1] = lines[-1][:-1] + " Runs that diverged are in no mean.)"
+    return "\n".join(lines)
+
+
+def _lines(measured: Measured, rows: list[Row], columns: list[Column]) -> Iterator[str]:
+    printed = {c.name: any(c.name in row.published for row in rows) for c in columns}
+    heads = [
+        head
+        for column in columns
+        for head in (
+            [f"{_title(column)}: printed", "measured"] if printed[column.name] else [_title(column)]
+        )
+    ]
+    yield f"| | {' | '.join(heads)} | seeds |"
+    yield "|---" * (len(heads) + 2) + "|"
+    for row in rows:
+        cells = []
+        for column in columns:
+            cell = measured.line(row, column)
+            if printed[column.name]:
+                cells.append(f"{cell.published.value:.6g}" if cell.published else "")
+            cells.append(_value(cell, column))
+        seeds = str(max((len(measured.line(row, column).values) for column in columns), default=0))
+        lost = measured.diverged.get(row.name)
+        seeds += f", {lost} diverged" if lost else ""
+        yield f"| {row.title} | {' | '.join(cells)} | {seeds} |"
+
+
+def _value(cell: Cell, column: Column) -> str:
+    if cell.measured is None:
+        return ""
+    digits = ".2f" if column.unit == "%" else ".4g"
+    value = f"{cell.measured:{digits}}"
+    return value if not cell.error else f"{value} ± {cell.error:.2g}"
+
+
+def _title(column: Column) -> str:
+    return f"{column.title}, {column.unit}" if column.unit else column.title
+
+
+def _known(measured: Measured, row: Row) -> bool:
+    return row.name in measured.rounds or row.name in measured.diverged
+
+
+def _most(table: Table) -> tuple[Measured, str]:
+    """The table by the scale of which most runs are kept."""
+    choices = [
+        (measured_table(table, table.plans(scale, Path(), judging.MOST_SEEDS), shelf()), name)
+        for name in judging.SETTLED
+        if (scale := table.scales.get(name))
+    ]
+    return max(choices, key=lambda each: len(each[0].folders))

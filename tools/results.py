@@ -1,0 +1,100 @@
+"""Writes the measured tables and pictures of the pages from results/ and benchmarks/results/.
+
+python tools/results.py          # writes them; `make results` does the same
+python tools/results.py --check  # fails if a page or a picture differs from its files
+
+A place in a page is `<!-- NAME -->` ... `<!-- /NAME -->`. A test refuses tables of figures that
+stand outside of such a place, unless they say that they are not measured (`<!-- printed -->`,
+`<!-- computed -->`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import benchmark_tables as benchmarks
+import paper_tables as papers
+import privacy
+import robust
+import table
+
+import arithmetic
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+Blocks = Mapping[str, Callable[[], str]]
+PAGES: Mapping[Path, Blocks] = {
+    DOCS / "index.md": {"claims": papers.claims},
+    DOCS / "spafl.md": {"spafl-table1": lambda: papers.paper("spafl-table1")},
+    DOCS / "flash.md": {
+        "flash-mnist": lambda: papers.paper("flash-mnist"),
+        "flash-cifar10": lambda: papers.paper("flash-cifar10"),
+    },
+    DOCS / "pffdst.md": {"pffdst-table1": lambda: papers.paper("pffdst-table1")},
+    DOCS / "fedsparse.md": {
+        "fedsparse-table1": lambda: papers.paper("fedsparse-table1"),
+        "fedsparse-sparsity": lambda: papers.paper("fedsparse-sparsity"),
+        "taken-out": benchmarks.gated,
+    },
+    DOCS / "fedpm.md": {"fedpm": lambda: papers.study("small", "fedpm")},
+    DOCS / "zerofl.md": {"zerofl": lambda: papers.study("small", "zerofl")},
+    DOCS / "priors.md": {
+        "priors": lambda: papers.study("small", "fed", "laplace", "mixture", without="fedpm")
+    },
+    DOCS / "benchmarks.md": {
+        "speed": benchmarks.speed,
+        "small-clients": benchmarks.small_clients,
+        "registered": benchmarks.registered,
+        "masks": benchmarks.masks,
+        "compact": benchmarks.compact,
+    },
+    DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
+}
+
+
+def filled(text: str, blocks: Blocks, page: Path) -> str:
+    """A page with the tables of its files in their places."""
+    for name, write in blocks.items():
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not start or not end:
+            raise SystemExit(
+                f"{page} has no place for {name}: <!-- {name} --> ... <!-- /{name} -->"
+            )
+        text = f"{before}{start}\n{write()}\n\n{end}{after}"
+    return text
+
+
+def written() -> dict[Path, str]:
+    """Every page and picture as its files have it."""
+    found = {
+        page: filled(page.read_text(encoding="utf-8"), blocks, page)
+        for page, blocks in PAGES.items()
+    }
+    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}):
+        for path, text in others.items():
+            assert path not in found, f"{path} is written twice"
+            found[path] = text
+    readme = found[table.README]
+    found[table.README] = table.filled(readme, table.figures(table.KEPT))
+    return found
+
+
+def main() -> None:
+    differing = {
+        path: text
+        for path, text in written().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+    names = ", ".join(str(path.relative_to(ROOT)) for path in differing)
+    if "--check" in sys.argv:
+        sys.exit(f"not as in results/: {names}; run `make results`" if differing else 0)
+    for path, text in differing.items():
+        path.write_text(text, encoding="utf-8")
+    print(f"written: {names or 'nothing, all is as in results/'}")
+
+
+if __name__ == "__main__":
+    main()
