@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from gossamer.accounting import Accounting
@@ -20,16 +19,12 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sam
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
-from gossamer.methods.parts import dense_model
+from gossamer.methods.parts import dense_model, own_layers
 from gossamer.methods.parts.dense_model import Down, Up, Work
+from gossamer.methods.parts.own_layers import Local
 from gossamer.optim import Training
-from gossamer.task.layout import Layout, did_you_mean
+from gossamer.task.layout import Layout
 from gossamer.trust.declared import COVERED, Privacy
-
-
-@dataclass(frozen=True)
-class Local:
-    params: Params  # the part of the model that never leaves the client
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,7 @@ class LGFedAvg:
     privacy: ClassVar[Privacy] = COVERED
 
     def init(self, ctx: Ctx) -> Server:
-        params = ctx.task.init(ctx.common.fold("init"))
-        return Server({name: params[name] for name in shared(ctx.task.layout, self.shared)})
+        return Server(own_layers.initial(ctx, shared(ctx.task.layout, self.shared)))
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:
         return sample(ctx.key, pool, self.clients)
@@ -55,63 +49,19 @@ class LGFedAvg:
         return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        return dense_model.begin(ctx, self.training, joined(ctx, down.params, local), None)
+        params = own_layers.joined(ctx, down.params, local)
+        return dense_model.begin(ctx, self.training, params, None)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
-        sent = {name: work.params[name] for name in shared(ctx.task.layout, self.shared)}
-        kept = {name: tensor for name, tensor in work.params.items() if name not in sent}
-        metrics = dense_model.finish(ctx, work, "average").metrics
-        return Result(Up(sent), Local(kept) if kept else None, metrics=metrics)
+        return own_layers.finish(ctx, work, shared(ctx.task.layout, self.shared))
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
-        return joined(ctx, state.params, local)
+        return own_layers.joined(ctx, state.params, local)
 
 
 def shared(layout: Layout, wanted: str) -> tuple[str, ...]:
-    """The names of the shared tensors, in the layout's order.
-
-    A number N takes the last N modules with parameters, in the order of their definition. Norms
-    count as modules but stay local; 3 gives the published sets of CNN-7 and ResNet-8. Anything else
-    is a comma-separated list of names or patterns of layers and tensors, norms included.
-    """
-    if wanted.isdecimal():
-        layers = list(dict.fromkeys(map(layer_of, layout.parameters)))
-        last = layers[len(layers) - min(int(wanted), len(layers)) :]
-        names = {n for n in layout.parameters if layer_of(n) in last and layout[n].kind != "norm"}
-    else:
-        patterns = [each.strip() for each in wanted.split(",") if each.strip()]
-        names = {name for pattern in patterns for name in matching(layout, pattern)}
-    if not names:
-        raise ValueError(
-            f"`shared={wanted!r}` leaves nothing to share; use a larger number of last layers, "
-            f"e.g. 2, or names such as {layout.parameters[-1]}"
-        )
-    return tuple(name for name in layout.names if name in names)
-
-
-def matching(layout: Layout, pattern: str) -> list[str]:
-    """The tensors of a layer, or those that match a pattern."""
-    names = [n for n in layout.names if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)]
-    if not names:
-        layers = [layer for layer in dict.fromkeys(map(layer_of, layout.names)) if layer]
-        near = did_you_mean(pattern.rstrip(".*"), [*layout.names, *layers])
-        raise ValueError(
-            f"`shared=`: no layer or tensor of this model is called {pattern!r}{near} "
-            f"it has {', '.join(layers or layout.names)}"
-        )
-    return names
-
-
-def layer_of(name: str) -> str:
-    """The module that a tensor belongs to."""
-    return name.rpartition(".")[0]
-
-
-def joined(ctx: Ctx, params: Params, local: Local | None) -> Params:
-    """The shared part with the client's own, or with the initial weights if it has none."""
-    own = local.params if local else ctx.task.init(ctx.common.fold("init"))
-    whole = {**own, **params}
-    return {name: whole[name] for name in ctx.task.layout.names}
+    """The names of the tensors that are averaged."""
+    return own_layers.last_layers(layout, wanted, "shared")

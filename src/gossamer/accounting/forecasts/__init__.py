@@ -6,19 +6,24 @@ from gossamer.accounting.forecast import Forecast, own
 from gossamer.accounting.forecasts import adjusted, growing, moving, personal
 from gossamer.core import AnyMethod
 from gossamer.methods import (
+    Ditto,
     FedAvg,
     FedAvgM,
+    FedBN,
     FedDrop,
     FedOpt,
     FedProx,
+    FedRep,
     LGFedAvg,
     Mixture,
+    Scaffold,
     ZeroFL,
 )
 from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.as_published.priors import MixtureVariants
 
-SAME = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, ZeroFL, FedDrop, Mixture)
+DENSE = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, Scaffold, FedBN, FedRep, Ditto)
+SAME = (*DENSE, ZeroFL, FedDrop, Mixture)
 VARIANTS = (FedDropVariants, MixtureVariants)
 
 FORECASTS: dict[type, Forecast] = {
