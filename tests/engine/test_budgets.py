@@ -1,4 +1,4 @@
-"""Servers know how many clients there are and their budgets, in runs, checks and prices; clients do not."""
+"""Servers know how many clients there are, and their budgets, in runs, checks and prices."""
 
 from __future__ import annotations
 

@@ -17,13 +17,16 @@ from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.fedrep import FedRep
+from gossamer.methods.fedrolex import FedRolex
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.fedspa import static as fedspa_static
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedsparse import high as fedsparse_high
 from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.fedtiny import FedTiny
+from gossamer.methods.fjord import FjORD
 from gossamer.methods.flash import Flash, jmwst, pdst
+from gossamer.methods.heterofl import HeteroFL
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.lotteryfl import LotteryFL
@@ -79,6 +82,9 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedbn": FedBN(),
     "fedrep": FedRep(),
     "ditto": Ditto(),
+    "heterofl": HeteroFL(),
+    "fjord": FjORD(),
+    "fedrolex": FedRolex(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -100,10 +106,13 @@ __all__ = [
     "FedPM",
     "FedProx",
     "FedRep",
+    "FedRolex",
     "FedSpa",
     "FedSparse",
     "FedTiny",
+    "FjORD",
     "Flash",
+    "HeteroFL",
     "LGFedAvg",
     "Laplace",
     "LotteryFL",

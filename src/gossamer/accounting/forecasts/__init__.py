@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.accounting.forecast import Forecast, own
-from gossamer.accounting.forecasts import adjusted, growing, moving, personal
+from gossamer.accounting.forecasts import adjusted, growing, moving, personal, rolling
 from gossamer.core import AnyMethod
 from gossamer.methods import (
     Ditto,
@@ -14,6 +14,9 @@ from gossamer.methods import (
     FedOpt,
     FedProx,
     FedRep,
+    FedRolex,
+    FjORD,
+    HeteroFL,
     LGFedAvg,
     Mixture,
     Scaffold,
@@ -23,11 +26,12 @@ from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.as_published.priors import MixtureVariants
 
 DENSE = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, Scaffold, FedBN, FedRep, Ditto)
-SAME = (*DENSE, ZeroFL, FedDrop, Mixture)
+SAME = (*DENSE, ZeroFL, FedDrop, Mixture, HeteroFL, FjORD)
 VARIANTS = (FedDropVariants, MixtureVariants)
 
 FORECASTS: dict[type, Forecast] = {
     **dict.fromkeys((*SAME, *VARIANTS), Forecast()),
+    FedRolex: Forecast(rolling.alike),
     **growing.FORECASTS,
     **personal.FORECASTS,
     **moving.FORECASTS,
