@@ -71,12 +71,25 @@ def count(source: Path) -> dict[str, tuple[int, int, int]]:
     return found
 
 
+def before() -> dict[str, dict[str, str]]:
+    """The counts of version 0.1, by name."""
+    with BEFORE.open(newline="", encoding="utf-8") as file:
+        return {row.pop("name"): row for row in csv.DictReader(file)}
+
+
 def totals(source: Path) -> dict[str, int]:
-    """Lines of the folders of `methods/`, and the median file of the source."""
-    methods = source / "methods"
-    folders = {name: methods / name for name in ("parts", "as_published")}
-    found = {"algorithms": sum(map(lines, methods.glob("*.py")))}
-    found |= {name: sum(map(lines, place.glob("*.py"))) for name, place in folders.items()}
+    """Lines of the methods that 0.1 had, of what they use, of new ones, and the median file."""
+    methods, known = source / "methods", before()
+    published = set((methods / "as_published").glob("*.py"))
+    files = set(methods.glob("[!_]*.py"))  # not the list of all methods, which grows with them
+    new = {path for path in files if path.stem not in known}
+    old = files - new
+    used = {each for path in old | published for each in closure(path, source)} - new
+    added = {each for path in new for each in closure(path, source)} - used
+    parts = {path for path in (methods / "parts").glob("*.py") if path not in added}
+    found = {"algorithms": sum(map(lines, old)), "parts": sum(map(lines, parts))}
+    found["as_published"] = sum(map(lines, published))
+    found["added"] = sum(lines(path) for path in added if methods in path.parents)
     found["beside"] = sum(lines(source / name) for name in BESIDE if (source / name).is_file())
     found["median of methods"] = int(median(lines(p) for p in methods.glob("[!_]*.py")))
     found["median of all files"] = int(median(lines(p) for p in source.rglob("*.py")))
@@ -85,13 +98,12 @@ def totals(source: Path) -> dict[str, int]:
 
 def table() -> str:
     """The table as Markdown."""
-    with BEFORE.open(newline="", encoding="utf-8") as file:
-        before = {row.pop("name"): row for row in csv.DictReader(file)}
+    known = before()
     rows = ["| method | own lines, 0.1 | own lines | lines to read, 0.1 | lines to read |"]
     rows.append("|---|---|---|---|---|")
     for name, (own, read, files) in count(SOURCE).items():
-        old = before.get(name, {"own": "-", "read": "-", "files": "-"})
-        was = f"{old['read']} in {old['files']}"
+        old = known.get(name, {"own": "-"})
+        was = f"{old['read']} in {old['files']}" if name in known else "-"
         rows.append(f"| {name} | {old['own']} | {own} | {was} | {read} in {files} |")
     now = totals(SOURCE)
     rows += ["", "| | 0.1 | now |", "|---|---|---|"]
@@ -104,7 +116,8 @@ def table() -> str:
         "median of `methods/*.py`": now["median of methods"],
         "median file of `src/`": now["median of all files"],
     }
-    rows += [f"| {name} | {before[name]['own']} | {value} |" for name, value in pairs.items()]
+    rows += [f"| {name} | {known[name]['own']} | {value} |" for name, value in pairs.items()]
+    rows.append(f"| methods and parts that 0.1 did not have | - | {now['added']} |")
     return "\n".join(rows)
 
 

@@ -156,6 +156,7 @@ class Ctx:
     data: Data | None = None
     budgets: tuple[float, ...] = (1.0,)
     """The distinct budgets in the pool, ascending; on a client, only this default."""
+    pool: int = 0  # clients in all; on a client, only this default
 
     @property
     def own(self) -> Data:
@@ -241,8 +242,7 @@ class Ensemble:
 class Missing(Exception):
     """Raised by `begin` if the client does not hold something that the server assumed it holds.
 
-    This is not a failure: the client asks, the server answers with `resend`, and both messages are
-    charged.
+    This is not a failure: the client asks, the server answers with `resend`, and both are charged.
     """
 
 

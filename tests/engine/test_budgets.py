@@ -1,18 +1,18 @@
-"""Servers know which budgets there are, in runs, checks and prices; clients do not."""
+"""Servers know how many clients there are, and their budgets, in runs, checks and prices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pytest
 
-from gossamer import Client, Ctx, FedAvg, Job, Options, run, sample_by_budget
+from gossamer import Client, Ctx, Exchange, FedAvg, Job, Options, run, sample_by_budget
 from gossamer.conformance.bench import Bench
 from gossamer.conformance.toys import Tiny, plain_task
 from gossamer.engine import check
 from gossamer.methods.fedavg import Server
-from gossamer.methods.parts.dense_model import Down, Local, Work
+from gossamer.methods.parts.dense_model import Down, Local, Up, Work
 from helpers import Toy, mlp
 
 
@@ -28,8 +28,12 @@ class Picky(FedAvg):
         assert ctx.budgets == (0.1, 0.5), ctx.budgets
         return sample_by_budget(ctx.key, pool, self.clients)
 
+    def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
+        assert ctx.pool == 6, ctx.pool
+        return super().merge(ctx, state, exchanges)
+
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        assert ctx.budgets == (1.0,), ctx.budgets
+        assert ctx.budgets == (1.0,) and ctx.pool == 0, ctx
         return super().begin(ctx, down, local)
 
 
@@ -51,5 +55,5 @@ def test_the_bench_of_conformance_checks_tells_them_too() -> None:
     tiny = Tiny()
     tiny.pool = uneven(tiny.pool)
     bench = Bench(Picky(clients=4), plain_task(), tiny, 1)
-    assert bench.server(1).budgets == (0.1, 0.5)
+    assert bench.server(1).budgets == (0.1, 0.5) and bench.server(1).pool == len(tiny.pool)
     assert len(bench.cohort(1, bench.init())) == 4

@@ -80,7 +80,8 @@ class Rehearsal:
     def ctx(self, number: int) -> Ctx:
         """Where the server stands in a round."""
         run = self.run
-        return server_ctx(run.task, run.key, number, run.rounds, run.budgets)
+        pool = len(run.federation.pool)
+        return server_ctx(run.task, run.key, number, run.rounds, run.budgets, pool)
 
     def cohort(self, number: int) -> list[Client]:
         """The clients of a round, in the order of their ids."""

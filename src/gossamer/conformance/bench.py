@@ -51,8 +51,8 @@ class Bench:
 
     def server(self, number: int) -> Ctx:
         """Where the server stands in a round."""
-        budgets = budgets_of(self.federation.pool)
-        return server_ctx(self.task, Key(0), number, self.rounds, budgets)
+        pool = self.federation.pool
+        return server_ctx(self.task, Key(0), number, self.rounds, budgets_of(pool), pool=len(pool))
 
     def client(self, number: int, client: Client) -> Ctx:
         """Where a client stands in a round."""

@@ -46,4 +46,4 @@ def check_settings(run: Run) -> None:
 
 def ctx_of(run: Run, number: int) -> Ctx:
     """Where the server stands in a round."""
-    return server_ctx(run.task, run.key, number, run.rounds, run.budgets)
+    return server_ctx(run.task, run.key, number, run.rounds, run.budgets, len(run.federation.pool))

@@ -351,10 +351,12 @@ def _cuts(ctx: Ctx, job: Job[Any]) -> list[int]:
     return cuts
 
 
-def server_ctx(task: Task, key: Key, round: int, rounds: int, budgets: tuple[float, ...]) -> Ctx:
-    """Where the server stands in a round."""
+def server_ctx(
+    task: Task, key: Key, round: int, rounds: int, budgets: tuple[float, ...], pool: int = 0
+) -> Ctx:
+    """Where the server stands in a round; `merge` needs to know the size of the pool."""
     own = key.fold("server", "round", round)
-    return Ctx(task, round, rounds, own, key.fold("common"), budgets=budgets)
+    return Ctx(task, round, rounds, own, key.fold("common"), budgets=budgets, pool=pool)
 
 
 def client_ctx(

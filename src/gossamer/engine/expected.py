@@ -95,7 +95,7 @@ class Expected:
                 replies = examples(blank, down)
             else:
                 # A client does not know the pool's budgets, and this one represents any client.
-                blank = replace(blank, budgets=(1.0,))
+                blank = replace(blank, budgets=(1.0,), pool=0)
                 job = self._method.begin(blank, down, None)
                 replies = [self._method.finish(blank, job.work).up]
             schemas = tuple(dict.fromkeys(Schema.of(up) for up in replies))

@@ -4,8 +4,10 @@ from typing import Any
 
 from gossamer.core import Method
 from gossamer.methods.as_published import PUBLISHED
+from gossamer.methods.ditto import Ditto
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
+from gossamer.methods.fedbn import FedBN
 from gossamer.methods.feddrop import FedDrop
 from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
@@ -14,13 +16,17 @@ from gossamer.methods.fedmef import sparing as fedmef_sparing
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
+from gossamer.methods.fedrep import FedRep
+from gossamer.methods.fedrolex import FedRolex
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.fedspa import static as fedspa_static
 from gossamer.methods.fedsparse import HIGH as FEDSPARSE_HIGH
 from gossamer.methods.fedsparse import LOW as FEDSPARSE_LOW
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedtiny import FedTiny
+from gossamer.methods.fjord import FjORD
 from gossamer.methods.flash import Flash, jmwst, pdst
+from gossamer.methods.heterofl import HeteroFL
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
 from gossamer.methods.lotteryfl import LotteryFL
@@ -29,6 +35,7 @@ from gossamer.methods.nst import NST
 from gossamer.methods.parts.client_readjustment import TRAINING as FEDDST_TRAINING
 from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.prunefl import PruneFL
+from gossamer.methods.scaffold import Scaffold
 from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
@@ -71,6 +78,13 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "laplace": Laplace(),
     "laplace-sign": Laplace(server="sign"),
     "mixture": Mixture(),
+    "scaffold": Scaffold(),
+    "fedbn": FedBN(),
+    "fedrep": FedRep(),
+    "ditto": Ditto(),
+    "heterofl": HeteroFL(),
+    "fjord": FjORD(),
+    "fedrolex": FedRolex(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -81,18 +95,24 @@ __all__ = [
     "ALGORITHMS",
     "METHODS",
     "PUBLISHED",
+    "Ditto",
     "FedAvg",
     "FedAvgM",
+    "FedBN",
     "FedDST",
     "FedDrop",
     "FedMef",
     "FedOpt",
     "FedPM",
     "FedProx",
+    "FedRep",
+    "FedRolex",
     "FedSpa",
     "FedSparse",
     "FedTiny",
+    "FjORD",
     "Flash",
+    "HeteroFL",
     "LGFedAvg",
     "Laplace",
     "LotteryFL",
@@ -100,6 +120,7 @@ __all__ = [
     "NST",
     "PFFDST",
     "PruneFL",
+    "Scaffold",
     "SpaFL",
     "SubFedAvg",
     "ZeroFL",

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Keep = Mapping[str, Tensor]
 """Units to keep, by the name of a layer's weight; `fc.weight:in`: inputs of a linear layer."""
 INPUTS = ":in"
-REMEMBERED = 2
+Place = tuple[Tensor | None, Tensor | None]
+"""Rows and columns of a tensor; None: all of them."""
+REMEMBERED = 4
 """Size of the caches of sub-model tasks (per task) and of structures (per module)."""
 _lock = threading.Lock()
 _tasks: WeakKeyDictionary[Task, OrderedDict[Hashable, Task]] = WeakKeyDictionary()
@@ -71,6 +73,20 @@ class Cut:
             place = (row,) if columns is None else (row[:, None], columns)
             full[tuple(each.to(full.device) for each in place)] = tensor.to(full)
         return filled
+
+    def within(self, larger: Cut) -> dict[str, Place]:
+        """Where the tensors of this sub-model are in those of a larger one that contains it."""
+        names = {**self._indices, **larger._indices}
+        pairs = {
+            name: zip(
+                larger._indices.get(name, (None, None)),
+                self._indices.get(name, (None, None)),
+                strict=True,
+            )
+            for name in names
+        }
+        places = {name: [_inside(*each) for each in pair] for name, pair in pairs.items()}
+        return {name: (rows, columns) for name, (rows, columns) in places.items()}
 
     def silence(self, params: Params) -> Params:
         """Full tensors in which removed units output zeros."""
@@ -161,7 +177,7 @@ class Cut:
         return shapes, inputs, tuple(self._norms.items())
 
     @cached_property
-    def _indices(self) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    def _indices(self) -> dict[str, Place]:
         """Rows and columns to keep of each tensor that loses some; None: all of them."""
         wiring = self.structure.wiring
         names = dict.fromkeys([*wiring.rows, *wiring.columns])
@@ -206,3 +222,10 @@ class Cut:
 
 def _places(stays: NDArray[np.bool_]) -> Tensor | None:
     return None if stays.all() else torch.from_numpy(np.flatnonzero(stays))
+
+
+def _inside(larger: Tensor | None, smaller: Tensor | None) -> Tensor | None:
+    """Where some indices are among others that include them; None stands for all indices."""
+    if smaller is None or larger is None:
+        return smaller
+    return torch.searchsorted(larger, smaller) if len(smaller) < len(larger) else None

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from gossamer.accounting.forecast import Forecast, own
-from gossamer.accounting.forecasts import adjusted, growing, moving, personal
+from gossamer.accounting.forecasts import adjusted, growing, moving, personal, rolling
 from gossamer.core import AnyMethod
 from gossamer.methods import (
+    Ditto,
     FedAvg,
     FedAvgM,
+    FedBN,
     FedDrop,
     FedOpt,
     FedProx,
+    FedRep,
+    FedRolex,
+    FjORD,
+    HeteroFL,
     LGFedAvg,
     Mixture,
+    Scaffold,
     ZeroFL,
 )
 from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.as_published.priors import MixtureVariants
 
-SAME = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, ZeroFL, FedDrop, Mixture)
+DENSE = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, Scaffold, FedBN, FedRep, Ditto)
+SAME = (*DENSE, ZeroFL, FedDrop, Mixture, HeteroFL, FjORD)
 VARIANTS = (FedDropVariants, MixtureVariants)
 
 FORECASTS: dict[type, Forecast] = {
     **dict.fromkeys((*SAME, *VARIANTS), Forecast()),
+    FedRolex: Forecast(rolling.alike),
     **growing.FORECASTS,
     **personal.FORECASTS,
     **moving.FORECASTS,
