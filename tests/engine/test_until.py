@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from helpers import Toy, linear, refused
 
 from gossamer import FedAvg, Run, Training
 from gossamer.accounting import Cost
@@ -11,6 +10,7 @@ from gossamer.engine import Options, Summary, start
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.checks import check
 from gossamer.engine.until import Goal, parse, reached
+from helpers import Toy, linear, refused
 
 METHOD = FedAvg(clients=2, training=Training(epochs=1, batch=8, lr=0.1))
 

@@ -19,8 +19,8 @@ class Options:
     """How a run is executed, protected and reported.
 
     `reply_limit`, `weight_cap` and `aggregate` protect it, and so can change what is trained: the
-    first two only where a reply or a claim is out of bounds. `until` can end it early. Other options
-    change nothing of what is trained.
+    first two only where a reply or a claim is out of bounds. `until` can end it early. Other
+    options change nothing of what is trained.
     """
 
     workers: int = option(0, "worker threads; 0: one per core", least=0)

@@ -159,7 +159,15 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
     most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
     header = ["run", *(["n"] * results.several), *(ACCURACIES[name] for name in shown), "density"]
     ends = any(run.goals for row in results.rows for run in row.group.runs)
-    header += [*(["rounds"] * ends), "Mbit up", "Mbit down", "bits", operations, *(["device time"] * timed), "time"]
+    header += [
+        *(["rounds"] * ends),
+        "Mbit up",
+        "Mbit down",
+        "bits",
+        operations,
+        *(["device time"] * timed),
+        "time",
+    ]
     body = []
     for row in results.rows:
         figures = row.figures
