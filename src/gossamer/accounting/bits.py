@@ -153,7 +153,7 @@ def golomb_bits(size: int, kept: int) -> float:
     share = kept / size
     exponent = 1 + math.floor(math.log2(math.log((math.sqrt(5) - 1) / 2) / math.log1p(-share)))
     exponent = max(exponent, 0)
-    return kept * (exponent + 1 / (1 - (1 - share) ** 2**exponent) + 1)
+    return kept * (exponent + 1 / (1 - math.pow(1 - share, 2**exponent)) + 1)
 
 
 def width(dtype: torch.dtype) -> int:

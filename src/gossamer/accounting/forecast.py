@@ -47,6 +47,8 @@ class Learned:
     """Masks that any message of the type may contain, such as `Down.mask`."""
     moves: tuple[str, ...] = ()
     """Masks of unknown size, in the messages that contain them anyway."""
+    levels: tuple[str, ...] = ()
+    """Numbers of few levels, or fields that contain some, in the messages that have them."""
     least: float = 0.0
     """The lowest density that training may lead to."""
     most: float = 1.0

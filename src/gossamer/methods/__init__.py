@@ -4,6 +4,7 @@ from typing import Any
 
 from gossamer.core import Method
 from gossamer.methods.as_published import PUBLISHED
+from gossamer.methods.compressed import COMPRESSED
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
 from gossamer.methods.feddrop import FedDrop
@@ -29,6 +30,7 @@ from gossamer.methods.nst import NST
 from gossamer.methods.parts.client_readjustment import TRAINING as FEDDST_TRAINING
 from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.prunefl import PruneFL
+from gossamer.methods.signsgd import SignSGD
 from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
@@ -71,6 +73,8 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "laplace": Laplace(),
     "laplace-sign": Laplace(server="sign"),
     "mixture": Mixture(),
+    **COMPRESSED,
+    "signsgd": SignSGD(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -100,6 +104,7 @@ __all__ = [
     "NST",
     "PFFDST",
     "PruneFL",
+    "SignSGD",
     "SpaFL",
     "SubFedAvg",
     "ZeroFL",

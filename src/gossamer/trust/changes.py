@@ -40,10 +40,10 @@ def change(exchange: Exchange[Any, Any]) -> Change:
     Returns:
         All floating-point numbers of the reply; empty if it has none, such as a reply of bits.
     """
-    sent = _references(exchange)
+    sent = references(exchange)
     return {
         place: tensor.double() - sent[place].double() if place in sent else tensor.double()
-        for place, tensor in _numbers(exchange.up).items()
+        for place, tensor in numbers(exchange.up).items()
     }
 
 
@@ -62,7 +62,7 @@ def with_change(exchange: Exchange[D, U], change: Mapping[str, Tensor]) -> Excha
     Returns:
         The exchange whose reply has that change; its other leaves, types and shapes are the same.
     """
-    sent = _references(exchange)
+    sent = references(exchange)
 
     def moved(place: str, reply: Tensor) -> Tensor:
         now = change[place] if place not in sent else sent[place].double() + change[place]
@@ -73,20 +73,20 @@ def with_change(exchange: Exchange[D, U], change: Mapping[str, Tensor]) -> Excha
 
 def mapped(record: U, function: Callable[[str, Tensor], Tensor]) -> U:
     """The record with other floating-point tensors, given their places and what they are."""
-    leaves: list[Leaf] = []
-    for path, leaf in _leaves(record):
+    parts: list[Leaf] = []
+    for path, leaf in leaves(record):
         match leaf:
             case Tensor() if leaf.is_floating_point():
-                leaves.append(function(path, leaf))
+                parts.append(function(path, leaf))
             case Packed():
                 values = {
                     name: function(f"{path}[{name}]", part) if part.is_floating_point() else part
                     for name, part in leaf.values.items()
                 }
-                leaves.append(replace(leaf, values=values))
+                parts.append(replace(leaf, values=values))
             case _:
-                leaves.append(leaf)
-    rebuilt: U = Schema.of(record).rebuild(iter(leaves))
+                parts.append(leaf)
+    rebuilt: U = Schema.of(record).rebuild(iter(parts))
     return rebuilt
 
 
@@ -101,16 +101,16 @@ def scaled(exchange: Exchange[D, U], factor: float) -> Exchange[D, U]:
     return with_change(exchange, {place: part * factor for place, part in whole.items()})
 
 
-def _leaves(record: object) -> list[tuple[str, Any]]:
+def leaves(record: object) -> list[tuple[str, Any]]:
     """The leaves of a record with their paths."""
     paths = (path for path, _ in Schema.of(record).leaves)
     return list(zip(paths, flatten(record), strict=True))
 
 
-def _numbers(record: object) -> dict[str, Tensor]:
+def numbers(record: object) -> dict[str, Tensor]:
     """The floating-point tensors of a record, by their places."""
     found = {}
-    for path, leaf in _leaves(record):
+    for path, leaf in leaves(record):
         if isinstance(leaf, Tensor):
             found[path] = leaf
         elif isinstance(leaf, Packed):
@@ -118,16 +118,16 @@ def _numbers(record: object) -> dict[str, Tensor]:
     return {place: tensor for place, tensor in found.items() if tensor.is_floating_point()}
 
 
-def _references(exchange: Exchange[Any, Any]) -> dict[str, Tensor]:
+def references(exchange: Exchange[Any, Any]) -> dict[str, Tensor]:
     """What was sent at the places of the reply's numbers, where that is known."""
-    replied, sent = _numbers(exchange.up), _numbers(exchange.down)
+    replied, sent = numbers(exchange.up), numbers(exchange.down)
     known = {
         place: sent[place]
         for place, tensor in replied.items()
         if place in sent and sent[place].shape == tensor.shape
     }
-    before = {path: leaf for path, leaf in _leaves(exchange.down) if isinstance(leaf, Packed)}
-    for path, leaf in _leaves(exchange.up):
+    before = {path: leaf for path, leaf in leaves(exchange.down) if isinstance(leaf, Packed)}
+    for path, leaf in leaves(exchange.up):
         if isinstance(leaf, Packed) and (chosen := _masks_of(exchange.up, leaf)) is not None:
             # The reply lies on masks of its own: equal counts do not mean equal weights.
             places = {name: f"{path}[{name}]" for name in leaf.values}

@@ -196,7 +196,13 @@ def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
 
 
 def record_types(method: object) -> dict[str, type]:
-    """All record types that a method sends or stores, by name; taken from its type hints."""
+    """All record types that a method sends or stores, by name; taken from its type hints.
+
+    A method that is made of another one lists them itself, in a function `records`.
+    """
+    if (known := getattr(method, "records", None)) is not None:
+        listed: dict[str, type] = known()
+        return listed
     records: dict[str, type] = {}
     for name in ("init", "down", "begin", "finish"):
         hints = typing.get_type_hints(getattr(type(method), name))

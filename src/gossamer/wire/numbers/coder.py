@@ -47,10 +47,12 @@ def native() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(str(path))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    encoding = (pointer, integer, pointer, pointer, pointer, integer, pointer, integer)
-    decoding = (pointer, integer, pointer, integer, *[pointer] * 4, integer)
-    library.gossamer_levels_encode.argtypes = encoding
-    library.gossamer_levels_decode.argtypes = decoding
+    library.gossamer_levels_encode.argtypes = [
+        *(pointer, integer, pointer, pointer, pointer, integer, pointer, integer)
+    ]
+    library.gossamer_levels_decode.argtypes = [
+        *(pointer, integer, pointer, integer, pointer, pointer, pointer, pointer, integer)
+    ]
     for function in (library.gossamer_levels_encode, library.gossamer_levels_decode):
         function.restype = integer
     return library if library.gossamer_levels_version() == VERSION else None

@@ -82,11 +82,15 @@ def decode(
         parts = _Segments(data[1:]).read(sizes, count)
     else:
         raise WireError(f"levels have an unknown encoding, {data[0]}")
-    kind = np.int8 if least >= -128 and most < 128 else np.int16
     return [
-        (part.view(np.int16) + np.int16(least)).astype(kind, copy=False).reshape(shape)
+        _from_symbols(part, least, most).reshape(shape)
         for part, shape in zip(parts, shapes, strict=True)
     ]
+
+
+def _from_symbols(symbols: Symbols, least: int, most: int) -> Integers:
+    whole: NDArray[np.int16] = symbols.view(np.int16) + np.int16(least)
+    return whole.astype(np.int8) if least >= -128 and most < 128 else whole
 
 
 def _planes(data: bytes | memoryview, sizes: Sequence[int], count: int) -> list[Symbols]:
@@ -130,12 +134,12 @@ def _coded(symbols: Sequence[Symbols], count: int) -> bytes | None:
     if not full:
         return None
     own = {place: _table(counts[place], count) for place in full}
-    pool = _table(_sum(counts[place] for place in full), count)
+    pool = _table(_sum([counts[place] for place in full]), count)
     apart = [p for p in full if own[p].bits + 8 * STATE < _length(counts[p], pool.frequencies)]
     shared = [place for place in full if place not in apart]
     tables, parts = [own[place] for place in apart], [symbols[place] for place in apart]
     if shared:
-        tables.insert(0, _table(_sum(counts[place] for place in shared), count))
+        tables.insert(0, _table(_sum([counts[place] for place in shared]), count))
         parts.insert(0, np.concatenate([symbols[place] for place in shared]))
     marks = "".join(str(int(place in apart)) for place in full)
     text = marks + "".join(table.text for table in tables)
@@ -147,8 +151,9 @@ def _coded(symbols: Sequence[Symbols], count: int) -> bytes | None:
     return b"".join(data)
 
 
-def _sum(counts: Sequence[Whole] | object) -> Whole:
-    return np.sum(list(counts), axis=0, dtype=np.int64)  # type: ignore[call-overload]
+def _sum(counts: Sequence[Whole]) -> Whole:
+    total: Whole = np.sum(counts, axis=0)
+    return total
 
 
 def _table(counts: Whole, count: int) -> _Table:
