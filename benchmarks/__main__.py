@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import (
     arithmetic,
     compact,
+    compression,
     flower,
     masks,
     messages,
@@ -44,7 +45,10 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "messages": messages.measure,
     "page": page.measure,
 }
-STUDIES: dict[str, Callable[[], dict[str, object]]] = {"robust": robust.measure}
+STUDIES: dict[str, Callable[[], dict[str, object]]] = {
+    "robust": robust.measure,
+    "compression": compression.measure,
+}
 STUDIED = Path(__file__).parents[1] / "results"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib.util
 import subprocess
 import sys
@@ -69,7 +70,11 @@ def test_methods_and_files_stay_short() -> None:
     now = lines.totals(ROOT / "src" / "gossamer")
     assert now["median of methods"] <= 170 and now["median of all files"] <= 130
     assert now["algorithms"] + now["parts"] <= 8417 * 2 / 3
-    assert now["algorithms"] + now["parts"] + now["as_published"] <= 8417
+    with lines.BEFORE.open(newline="") as file:
+        before = {row["name"] for row in csv.DictReader(file)}
+    methods = (ROOT / "src" / "gossamer" / "methods").glob("[!_]*.py")
+    new = sum(lines.lines(path) for path in methods if path.stem not in before)
+    assert now["algorithms"] + now["parts"] + now["as_published"] - new <= 8417
     for path in (ROOT / "src" / "gossamer" / "methods").glob("*.py"):
         assert lines.lines(path) <= (260 if path.stem in LONG else 200), path.name
     for path in (ROOT / "src").rglob("*.py"):

@@ -26,7 +26,15 @@ import torch
 from gossamer.accounting import Accounting
 from gossamer.accounting.forecast import Forecast, Labels, Learned
 from gossamer.compression import exchange as numbers
-from gossamer.compression.compressors import PAYLOADS, Payload, Ternary, TopK
+from gossamer.compression.compressors import PAYLOADS, Payload
+from gossamer.compression.costs import accounting_of, learned
+from gossamer.compression.records import (
+    CompressedDown,
+    CompressedLocal,
+    CompressedServer,
+    CompressedUp,
+    CompressedWork,
+)
 from gossamer.compression.spec import HELP, Spec
 from gossamer.core import (
     AnyMethod,
@@ -41,7 +49,7 @@ from gossamer.core import (
 )
 from gossamer.fields import option
 from gossamer.trust.declared import Privacy
-from gossamer.wire import EXACT, encode, record_types
+from gossamer.wire import encode, record_types
 
 T = TypeVar("T")
 
@@ -50,53 +58,15 @@ PRIVATE = Privacy(
 )
 
 
-@dataclass(frozen=True)
-class CompressedServer:
-    inner: Any
-    estimates: dict[int, Params] = field(default_factory=dict)  # of clients' changes, for ef21
-    copy: Params | None = None  # of the model that clients hold, if requests are compressed
-    version: int = 0  # of the copy
-    seen: dict[int, int] = field(default_factory=dict)  # the version that a client holds
-    news: tuple[Any, ...] = ()  # the last payloads, oldest first
-    sizes: tuple[int, ...] = ()  # their bytes
+def _averaging() -> AnyMethod:
+    from gossamer.methods.fedavg import FedAvg  # whose package has compressed methods, too
 
-
-@dataclass(frozen=True)
-class CompressedLocal:
-    inner: Any
-    memory: Params = field(default_factory=dict)  # what was lost, or the estimate
-    start: Params = field(default_factory=dict)  # factors of the last payload
-    copy: Params | None = None
-    version: int = 0
-
-
-@dataclass(frozen=True)
-class CompressedDown:
-    record: Any  # the request without its numbers
-    base: int  # the version of the copy that the payloads build on
-    news: tuple[Any, ...]
-    copy: Params | None = field(metadata=EXACT)  # for a client that holds none, or an old one
-
-
-@dataclass(frozen=True)
-class CompressedUp:
-    record: Any  # the reply without the numbers that are compressed
-    payload: Any  # none if there are none
-    fresh: bool  # whether the client had no estimate
-
-
-@dataclass
-class CompressedWork:
-    inner: Any
-    down: Any
-    local: CompressedLocal | None
-    copy: Params | None
-    version: int
+    return FedAvg()
 
 
 @dataclass(frozen=True)
 class Compressed:
-    method: AnyMethod
+    method: AnyMethod = field(default_factory=_averaging)
     compress_up: str = option("", f"compressor of replies: {HELP}, with +ef or +ef21")
     compress_down: str = option("", "compressor of requests, which remembers what it lost; as up")
 
@@ -124,13 +94,7 @@ class Compressed:
         known = getattr(self.method, "accounting", None)
         if isinstance(known, Accounting):
             return known
-        match self._up.compressor if self._up else None:
-            case Ternary():
-                return Accounting(level_code="golomb")
-            case TopK():
-                return Accounting(mask_code="coo")
-            case _:
-                return Accounting()
+        return accounting_of(self._up.compressor if self._up else None)
 
     @property
     def privacy(self) -> Privacy:
@@ -163,26 +127,19 @@ class Compressed:
 
     # costs ----------------------------------------------------------------------------------------
 
+    @property
+    def priced_by_round(self) -> bool:
+        """Whether rounds differ in what they cost: requests do, by what a client missed."""
+        return bool(self.compress_down) or self._forecast.alike is None
+
     def alike(self, ctx: Ctx, last: int) -> Labels:
         known = self._forecast.alike
-        if self.compress_down or known is None:
-            return ctx.round, ctx.round
+        assert known is not None
         return known(self.method, ctx, last)
 
     def learned(self, ctx: Ctx) -> Learned:
-        what = "how well compressed numbers can be coded depends on training"
-        levels = ("CompressedUp.payload.levels", "CompressedDown.news")
         inner = self._forecast.learned(self.method, ctx)
-        if inner is not None:
-            values = tuple(name.replace("Up.", "CompressedUp.record.") for name in inner.values)
-            masks = tuple(name.replace("Up.", "CompressedUp.record.") for name in inner.masks)
-            what = f"{inner.what}; {what}"
-            return replace(inner, what=what, values=values, masks=masks, levels=levels)
-        up = self._up.compressor if self._up else None
-        if not isinstance(up, TopK):
-            return Learned(what, levels=levels)
-        moves = ("CompressedUp.payload.masks",)
-        return Learned(what, moves=moves, least=up.share, most=up.share, levels=levels)
+        return learned(inner, self._up.compressor if self._up else None)
 
     def forwarded(self, ctx: Ctx, state: CompressedServer) -> CompressedServer:
         inner = self._forecast.forwarded(self.method, ctx, state.inner)
