@@ -1,5 +1,7 @@
 """Compiles the kernels of `gossamer.arithmetic`: one library for each kind of processor.
 
+The coder of `gossamer.wire.numbers` is one more, the same for all of them.
+
 It also makes the project's page of README.md, whose links lead into the repository there. All else
 about the package is in pyproject.toml. Without a C++ compiler the package is installed
 without kernels; it then computes with torch alone, and says so. `CXX` names another compiler.
@@ -22,6 +24,7 @@ from setuptools.modified import newer_group
 PACKAGE = "gossamer.arithmetic"
 FOLDER = Path("src", *PACKAGE.split("."))
 SOURCE = FOLDER / "native" / "gossamer.cpp"
+CODER = "gossamer.wire.numbers.rans"
 OPTIMISE = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS = [*OPTIMISE, "-Wall", "-Wextra", "-Wno-psabi", "-shared", "-fPIC", "-s"]
 BUILDS = {"plain": []}
@@ -45,7 +48,7 @@ class BuildKernels(build_ext):
     def build_extension(self, ext):
         made = Path(self.get_ext_fullpath(ext.name))
         made.parent.mkdir(parents=True, exist_ok=True)
-        kept = FOLDER / made.name  # by an earlier editable installation
+        kept = Path("src", *ext.name.split(".")).with_suffix(".so")  # by an earlier editable one
         if self.editable_mode and not newer_group([*ext.sources, *ext.depends], str(kept)):
             self.copy_file(str(kept), str(made))
         else:
@@ -93,6 +96,15 @@ setup(
             optional=True,
         )
         for build, flags in BUILDS.items()
+    ]
+    + [
+        Extension(
+            CODER,
+            [str(Path("src", *CODER.split(".")[:-1], "native", "rans.cpp"))],
+            depends=["setup.py"],
+            extra_compile_args=FLAGS,
+            optional=True,
+        )
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
 )

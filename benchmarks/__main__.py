@@ -11,9 +11,11 @@ from pathlib import Path
 from benchmarks import (
     arithmetic,
     compact,
+    compression,
     flower,
     masks,
     messages,
+    numbers,
     page,
     robust,
     scale,
@@ -33,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "scale": scale.measure,
     "masks": masks.measure,
     "wire": wire.measure,
+    "numbers": numbers.measure,
     "thresholds": thresholds.measure,
     "arithmetic": arithmetic.measure,
     "training": training.measure,
@@ -44,7 +47,10 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "messages": messages.measure,
     "page": page.measure,
 }
-STUDIES: dict[str, Callable[[], dict[str, object]]] = {"robust": robust.measure}
+STUDIES: dict[str, Callable[[], dict[str, object]]] = {
+    "robust": robust.measure,
+    "compression": compression.measure,
+}
 STUDIED = Path(__file__).parents[1] / "results"
 
 

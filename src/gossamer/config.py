@@ -16,6 +16,7 @@ import torch
 from gossamer import data, fields, models
 from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
+from gossamer.compression import compress, directions
 from gossamer.config_paths import absolute as absolute
 from gossamer.config_paths import absolute_paths as absolute_paths
 from gossamer.config_paths import beside
@@ -76,6 +77,9 @@ class Experiment:
     dp: str = option(
         "", "differential privacy: clip=1.0,noise=0.8,delta=1e-5, or local:clip=1.0,noise=4"
     )
+    compress: str = option(
+        "", "compress replies: topk:0.01+ef, qsgd:16, ...; or up=COMPRESSOR,down=COMPRESSOR"
+    )
     device: str = option("cpu", "device to compute on: cpu, or cuda if available")
 
     @property
@@ -133,6 +137,14 @@ class Config:
             Spec.parse(self.experiment.dp)
 
     def build_method(self) -> AnyMethod:
+        """The method with its settings, checked, and compressed if that is asked for."""
+        method = self.plain_method()
+        if not self.experiment.compress:
+            return method
+        up, down = directions(self.experiment.compress)
+        return compress(method, up=up, down=down)
+
+    def plain_method(self) -> AnyMethod:
         """The method with its settings, checked."""
         method = fields.replace(find_method(self.method), dict(self.settings))
         fields.check(method)
@@ -196,7 +208,7 @@ class Config:
 
     def toml(self, command: str = "") -> str:
         """The configuration as TOML that `gossamer run` accepts."""
-        return toml(self, self.build_method(), command)
+        return toml(self, self.plain_method(), command)
 
 
 def toml(config: Config, method: AnyMethod, command: str = "") -> str:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from gossamer import data, fields, models
+from gossamer.compression import Compressed
 from gossamer.config import Config, Experiment, absolute_paths, find_method, toml
 from gossamer.core import AnyMethod
 from gossamer.data.federation import Federation
@@ -81,9 +82,13 @@ def configuration(made: Parts, run: Run) -> str:
         arithmetic=task.arithmetic,
     )
     experiment = absolute_paths(fields.replace(experiment, _data(made.origin)))
+    method = made.method
+    if isinstance(method, Compressed) and not isinstance(METHODS.get(made.name), Compressed):
+        experiment = fields.replace(experiment, {"compress": method.ways})
+        method = method.method
     name = "" if run.name == made.name.rpartition(":")[2] else run.name
     config = Config(made.name, {}, experiment, run.options, name)
-    return toml(config, made.method, _heading(made, run.folder))
+    return toml(config, method, _heading(made, run.folder))
 
 
 def _heading(made: Parts, folder: Path) -> str:
@@ -121,6 +126,9 @@ def _data(origin: Origin | str) -> dict[str, object]:
 
 def _method_name(method: AnyMethod) -> str:
     """The entry of METHODS that a method is one of, or the reference of its class."""
+    if isinstance(method, Compressed):
+        entries = {name: entry for name, entry in METHODS.items() if entry == method}
+        return next(iter(entries), None) or _method_name(method.method)
     mine = _values(method)
     alike = {
         name: sum(mine[key] != value for key, value in _values(entry).items())

@@ -23,7 +23,9 @@ from gossamer.models import build
 POOL, CLIENTS = 8, 2
 RARE = ("-low", "-high", "-kingma", "-reddi", "fedyogi", "fedadagrad", "-sign", "-paper")
 """Presets that send what others do."""
-NAMES = [name for name in METHODS if not name.endswith(RARE)]
+BY_ROUND = {"stc"}
+"""What a request takes depends on the rounds that a client missed, so all of them are priced."""
+NAMES = [name for name in METHODS if not name.endswith(RARE) and name not in BY_ROUND]
 OPTIONS = Options(workers=1, eval_every=0, network="4g")
 CONTENT = {"pffdst", "pffdst-no-freezing", "pffdst-variants", "pffdst-code", "pffdst-release"}
 """Whose masks move at random now and then; their code is a few bits longer or shorter."""

@@ -382,3 +382,21 @@ def test_validation_data_decide_which_is_best_where_rounds_are_selected_on_it(
     plain = gossamer("compare", "fedavg", *SMALL, "--out", "w")
     assert "validation" not in plain.out
     assert "<th>validation" not in Path("w/report.html").read_text()
+
+
+def test_methods_are_compared_at_an_equal_budget(gossamer: Command) -> None:
+    words = ["--until", "bits=4e6", "--rounds", "200", "--json"]
+    found = compare(gossamer, "fedavg", "spafl", *TINY, *words)
+    runs = found.json["runs"]
+    for run in runs:
+        sent = [e["up"] + e["down"] for e in events(run["run"]) if e["event"] == "round-finished"]
+        assert sent[-1] >= 4e6 > sent[-2] and events(run["run"])[-1]["reached"] == "bits=4e+06"
+    assert runs[0]["rounds"] < runs[1]["rounds"] < 200 and "rounds" in found.out
+    assert "goal missed" not in found.out
+    short = compare(gossamer, "fedavg", *TINY, "--until", "bits=1e12")
+    assert "fedavg (goal missed)" in short.out
+
+
+def test_goals_are_those_of_the_whole_comparison(gossamer: Command) -> None:
+    found = gossamer("compare", "fedavg:until=bits=5", "spafl", *TINY)
+    assert found.code == 2 and "until is the same for all methods" in found.err

@@ -160,3 +160,13 @@ def test_the_started_event_tells_what_was_run(gossamer: Command) -> None:
     assert started["data"]["partition"] == "dirichlet:0.3" and started["pool"] == 20
     assert started["settings"]["clients"] == 4 and "torch" in started["environment"]
     json.dumps(started)
+
+
+def test_a_run_that_reached_its_goal_can_go_on_to_another(gossamer: Command) -> None:
+    words = [*SMALL, "--out", "a", "--json", "--quiet"]
+    first = gossamer("run", "fedavg", *words, "--until", "bits=1")
+    assert first.json["rounds"] == 1 and first.json["reached"] == "bits=1"
+    assert "1 (bits=1 reached)" in first.out
+    further = gossamer("resume", "a", "--until", "flops=1e30", "--json", "--quiet").json
+    whole = gossamer("run", "fedavg", *SMALL, "--out", "b", "--json", "--quiet").json
+    assert further["rounds"] == 3 and further["state_hash"] == whole["state_hash"]

@@ -30,7 +30,7 @@ from hostile import (
 from mask_cases import FUZZ, damaged
 from record_cases import MODES
 
-from gossamer.wire import HEADER, Revision, Schema, encode, pack
+from gossamer.wire import HEADER, Levels, Revision, Schema, encode, pack
 from gossamer.wire.masks import rice
 
 BODY = HEADER + 1 + 8 + 1
@@ -51,8 +51,14 @@ def subjects() -> list[list[Any]]:
             ("text", 3, 0.5, True, None, torch.arange(9)),
             ("", -1, 1e9, False, None, torch.ones(9).long()),
         ],
+        [levels_of(params) for params in params],
         [{"a": (params[0]["w1"].half(), params[0]["w1"].bfloat16(), params[0]["w1"].double())}],
     ]
+
+
+def levels_of(params: dict[str, torch.Tensor]) -> Levels:
+    """The values as levels from -4 to 4."""
+    return Levels({n: (10 * t).round().clamp(-4, 4).char() for n, t in params.items()}, -4, 4)
 
 
 def test_changes_are_told_both_by_gaps_and_as_few() -> None:

@@ -17,15 +17,19 @@ from torch import Tensor
 
 from gossamer.core import Masks
 from gossamer.fields import option
-from gossamer.wire import Detail, Drawn, Packed, Revision, Schema, Written, flatten
+from gossamer.wire import Detail, Drawn, Levels, Packed, Revision, Schema, Written, flatten
 from gossamer.wire.format import field_of
-from gossamer.wire.kinds import Leaf, ScalarNode, TensorNode
+from gossamer.wire.kinds import Leaf, LevelsNode, ScalarNode, TensorNode
+from gossamer.wire.numbers import levels
 
 Recipients = Literal["sampled", "all"]
 MaskCode = Literal[
     "bitmap", "none", "coo", "csr-flat", "csr-2d", "entropy", "counted", "seed", "auto"
 ]
 """`entropy` is that of each tensor; `counted` that of all together, and how many are kept."""
+
+LevelCode = Literal["width", "entropy", "golomb"]
+"""`golomb`: Golomb codes of the gaps between levels other than zero, and a bit for their signs."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Accounting:
         "sampled", "which clients the paper charges for downloads: sampled, or all"
     )
     mask_code: MaskCode = option("bitmap", "how the paper counts a mask")
+    level_code: LevelCode = option("width", "how the paper counts a number of few levels")
     uncharged: str = option("", "message fields that the paper does not count, comma-separated")
 
 
@@ -72,7 +77,8 @@ def paper_bits(record: object, accounting: Accounting = Accounting()) -> float:
     """The bits of a record as papers count them: numbers by their type, and no header.
 
     An element of a tensor has the width of its type, whatever the wire makes of it: 32 bits for
-    float32, 8 for int8. A Python number has 32.
+    float32, 8 for int8. A Python number has 32. A number of few levels has as many as tell them
+    apart, unless the paper codes them.
     """
     return sum(bits for _, bits in paper_rows(record, accounting))
 
@@ -86,7 +92,7 @@ def paper_rows(
     if None not in known:
         return [row for row in known if row]
     return [
-        row or (field_of(path), _leaf_bits(leaf, accounting.mask_code))
+        row or (field_of(path), _leaf_bits(leaf, accounting))
         for row, (path, _), leaf in zip(known, schema.leaves, flatten(record), strict=True)
     ]
 
@@ -103,6 +109,8 @@ def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float
                 rows.append((field, 0.0))
             case TensorNode() if node.dtype != torch.bool:
                 rows.append((field, float(width(node.dtype) * node.count)))
+            case LevelsNode() if accounting.level_code == "width":
+                rows.append((field, float(levels.width(node.count) * node.total)))
             case ScalarNode():
                 rows.append((field, 32.0))
             case _:
@@ -110,8 +118,11 @@ def _known_rows(schema: Schema, accounting: Accounting) -> list[tuple[str, float
     return rows
 
 
-def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
+def _leaf_bits(leaf: Leaf, accounting: Accounting) -> float:
+    code = accounting.mask_code
     match leaf:
+        case Levels():
+            return math.fsum(_level_bits(leaf, accounting.level_code).values())
         case Packed():
             return float(sum(map(_bits_of, leaf.values.values())))
         case Revision():
@@ -124,6 +135,25 @@ def _leaf_bits(leaf: Leaf, code: MaskCode) -> float:
             return mask_bits({"": leaf}, code)
         case _:
             return 32.0
+
+
+def _level_bits(leaf: Levels, code: LevelCode) -> dict[str, float]:
+    """The paper's bits of every tensor of levels."""
+    if code == "width":
+        return {n: float(levels.width(leaf.count) * t.numel()) for n, t in leaf.values.items()}
+    if code == "entropy":
+        return {n: levels.entropy(t.numpy(), leaf.least) for n, t in leaf.values.items()}
+    return {n: golomb_bits(t.numel(), int(t.count_nonzero())) for n, t in leaf.values.items()}
+
+
+def golomb_bits(size: int, kept: int) -> float:
+    """Expected bits of so many signs and their places (Sattler et al. 2019, eq. 17)."""
+    if not kept or kept == size:
+        return float(kept)
+    share = kept / size
+    exponent = 1 + math.floor(math.log2(math.log((math.sqrt(5) - 1) / 2) / math.log1p(-share)))
+    exponent = max(exponent, 0)
+    return kept * (exponent + 1 / (1 - math.pow(1 - share, 2**exponent)) + 1)
 
 
 def width(dtype: torch.dtype) -> int:
@@ -155,6 +185,8 @@ def paper_tensors(
         match leaf:
             case Packed():
                 parts = {name: float(_bits_of(values)) for name, values in leaf.values.items()}
+            case Levels():
+                parts = _level_bits(leaf, accounting.level_code)
             case Revision():
                 parts = {n: mask_bits({n: m}, accounting.mask_code) for n, m in leaf.masks.items()}
             case dict():

@@ -6,7 +6,8 @@ in `gossamer.accounting.forecasts`.
 `alike(ctx, last)` returns a label for the message to a client and one for its reply, where `last`
 is the round in which the client took part before, or 0. While nothing is trained, messages with
 equal labels cost the same, so that one of each is enough. A round that changes what later rounds
-cost has a label of its own. A method without this function is priced round by round.
+cost has a label of its own. A method without this function is priced round by round, and so is one
+whose attribute `priced_by_round` is true.
 
 `forwarded(ctx, state)` is the server's state at the beginning of a round, where rounds before it
 were left out. It is for a method whose state counts rounds.
@@ -47,6 +48,8 @@ class Learned:
     """Masks that any message of the type may contain, such as `Down.mask`."""
     moves: tuple[str, ...] = ()
     """Masks of unknown size, in the messages that contain them anyway."""
+    levels: tuple[str, ...] = ()
+    """Numbers of few levels, or fields that contain some, in the messages that have them."""
     least: float = 0.0
     """The lowest density that training may lead to."""
     most: float = 1.0
@@ -86,4 +89,6 @@ def own(method: AnyMethod) -> Forecast | None:
     alike, learned = getattr(kind, "alike", None), getattr(kind, "learned", nothing)
     if alike is None and learned is nothing:
         return None
+    if getattr(method, "priced_by_round", False):
+        alike = None
     return Forecast(alike, learned, getattr(kind, "forwarded", unchanged))

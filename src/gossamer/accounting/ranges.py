@@ -14,8 +14,9 @@ from gossamer.accounting.forecast import Learned
 from gossamer.task.layout import Layout
 from gossamer.wire import Mode, Schema
 from gossamer.wire.format import field_of, rounded
-from gossamer.wire.kinds import DrawnNode, MasksNode, PackedNode, TensorNode
+from gossamer.wire.kinds import DrawnNode, LevelsNode, MasksNode, PackedNode, TensorNode
 from gossamer.wire.masks import entropy
+from gossamer.wire.numbers import levels
 
 OVERHEAD = 8 * 32
 """Bits that an encoded mask, or the values of a tensor, take at most beside their content."""
@@ -43,7 +44,7 @@ class Bounds:
             charged: How many times the paper counts the message.
         """
         learned = self.learned
-        names = {*learned.values, *learned.masks, *learned.moves}
+        names = {*learned.values, *learned.masks, *learned.moves, *learned.levels}
         unsure = [each for each in entries if _name(each) in names]
         least = [each for each in entries if _name(each) not in names]
         most = list(least)
@@ -53,6 +54,10 @@ class Bounds:
             if message == schema.name and name not in found and entries:
                 found[name] = Entry(entries[0].direction, message, field, 0.0, 0.0, 0.0)
         for name, entry in found.items():
+            if name in learned.levels:
+                least.append(entry)
+                most.append(self._levels(entry, name, schema))
+                continue
             low, high = self._bounds(entry, name, schema)
             least.append(replace(low, paper=charged * low.paper))
             most.append(replace(high, paper=charged * high.paper))
@@ -76,6 +81,23 @@ class Bounds:
         if tensors:
             return self._values(entry, tensors)
         return self._masks(entry, name, shapes or self._prunable)
+
+    def _levels(self, entry: Entry, name: str, schema: Schema) -> Entry:
+        """The most that a field with levels may come to; masks in it may be anything."""
+        size = 0
+        for path, node in schema.leaves:
+            if f"{schema.name}.{field_of(path)}" != name:
+                continue
+            match node:
+                case LevelsNode():
+                    size += levels.width(node.count) * node.total
+                case MasksNode():
+                    size += sum(map(math.prod, node.shapes))
+                case _:
+                    pass
+        coded = 0 if self.accounting.level_code == "width" else size
+        more = (entry.sent + size, entry.information + size, entry.paper + coded)
+        return replace(entry, sent=more[0], information=more[1], paper=more[2])
 
     def _values(self, entry: Entry, tensors: list[TensorNode]) -> tuple[Entry, Entry]:
         low, high = self.learned.least, self.learned.most

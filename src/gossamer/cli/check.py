@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from gossamer.cli.parsing import Parser, refusing, say
-from gossamer.config import find_method
+from gossamer.config import Config, Experiment
 from gossamer.report.columns import table
 
 
@@ -14,12 +14,14 @@ def check(arguments: Sequence[str]) -> int:
     """`gossamer check FILE:Class`: tests that a method is pure, encodable and resumable."""
     parser = Parser(prog="gossamer check", description=check.__doc__)
     parser.add_argument("method", help="my.py:Mine, or a method of `gossamer ls --all`")
+    parser.add_argument("--compress", default="", metavar="COMPRESSOR", help="as in `gossamer run`")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
     from gossamer.conformance.promises import check as run_checks
 
     with refusing():
-        method = find_method(options.method)
+        chosen = Experiment(compress=options.compress)
+        method = Config(options.method, experiment=chosen).build_method()
     results = list(run_checks(method))
     say(table([("ok" if each.ok else "FAILED", each.name, each.detail) for each in results]))
     failed = [each.name for each in results if not each.ok]

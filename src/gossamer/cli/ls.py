@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from gossamer import data as datasets
 from gossamer import fields, models
 from gossamer.cli.parsing import Parser, say
-from gossamer.methods import ALGORITHMS, PUBLISHED
+from gossamer.compression import Compressed
+from gossamer.methods import ALGORITHMS, PUBLISHED, compressed
 from gossamer.report.columns import paragraph, table
 
 KINDS = ("methods", "models", "data", "partitions")
@@ -65,14 +66,17 @@ def summary(method: object) -> str:
     changed = [
         f"{fields.flag(item.name)} {item.default}"
         for item in fields.settings(method)
-        if item.default != usual[item.name]
+        if item.default != usual.get(item.name)
     ]
     if not changed:
         return _first_line(module or kind)
     presets = inspect.getmembers(module, inspect.isfunction)
+    if isinstance(method, Compressed):
+        presets = inspect.getmembers(compressed, inspect.isfunction)
     for _, preset in presets:
-        made = not inspect.signature(preset).parameters and preset.__module__ == kind.__module__
-        if made and preset() == method and preset.__doc__:
+        places = (kind.__module__, compressed.__name__)
+        made = not inspect.signature(preset).parameters and preset.__module__ in places
+        if made and preset.__doc__ and preset() == method:
             return _first_line(preset)
     return f"{kind.__name__} with {_listed(changed)}"
 

@@ -18,7 +18,10 @@ def outcome(summary: Summary, held_out: float = 0.0) -> str:
     word = "best" if summary.select == "test" else "at best round"
     number = accuracy["best_round"]
     rows: list[tuple[str, object]] = [
-        ("rounds", summary.rounds),
+        (
+            "rounds",
+            f"{summary.rounds} ({summary.reached} reached)" if summary.reached else summary.rounds,
+        ),
         (f"best round, chosen on {chosen}", None if number is None else f"{number:.0f}"),
         ("accuracy there, on test data", accuracy["best"]),
         (f"global accuracy, last ({word})", _pair(accuracy["global"], accuracy["global_best"])),

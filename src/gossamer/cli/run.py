@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -98,14 +99,17 @@ def resume(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--rounds", type=int, default=None, metavar="N", help="rounds in all, more than it had"
     )
+    parser.add_argument("--until", default=None, metavar="GOALS", help="other goals than it had")
     _add_output(parser)
     options = parser.read(arguments)
     out = Path(options.run)
     config = _saved(out)
     if options.rounds is not None:
         config = _longer(config, out, options)
-    if options.workers is not None:
-        config = replace(config, options=fields.replace(config.options, given(Options(), options)))
+    own = {name: each for name in ("workers", "until") if (each := vars(options)[name]) is not None}
+    if own:
+        chosen = given(Options(), Namespace(**own))
+        config = replace(config, options=fields.replace(config.options, chosen))
     return _execute(config, out, options, resume=True)
 
 

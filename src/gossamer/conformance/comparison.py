@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.conformance.bench import Broken, Ran
 from gossamer.wire import (
+    Levels,
     Packed,
     Revision,
     Schema,
@@ -42,7 +43,7 @@ def close_leaf(one: object, two: object) -> bool:
             return torch.equal(one, two)
         case float(), float():
             return bool(np.isclose(one, two, rtol=1e-4, equal_nan=True))
-        case Packed(), Packed():
+        case Packed() | Levels(), Packed() | Levels():
             return close_leaf(one.values, two.values)
         case Revision(), Revision():
             return close_leaf(one.masks, two.masks)

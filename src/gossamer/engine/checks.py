@@ -5,6 +5,7 @@ from __future__ import annotations
 from gossamer import fields
 from gossamer.core import AnyMethod, Ctx, Key
 from gossamer.data.federation import Federation
+from gossamer.engine import until
 from gossamer.engine.client import server_ctx
 from gossamer.engine.evaluate import check_selection
 from gossamer.engine.options import Options
@@ -38,6 +39,7 @@ def check_settings(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
+    until.check(run.options.until, bool(run.options.eval_every), run.network is not None)
     run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:

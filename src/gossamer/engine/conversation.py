@@ -39,6 +39,7 @@ from gossamer.trust.limits import Norms
 from gossamer.wire import (
     HEADER,
     Detail,
+    Levels,
     Mode,
     Packed,
     Schema,
@@ -329,7 +330,7 @@ def _parts(record: Any) -> Iterator[Any]:
     """The tensors and scalars of a record."""
     for leaf in flatten(record):
         match leaf:
-            case Packed():
+            case Packed() | Levels():
                 yield from leaf.values.values()
             case dict():
                 yield from leaf.values()

@@ -206,6 +206,8 @@ class Finished:
     """The data on which the best round was selected; figures are always on test data."""
     diverged: str = ""
     """In which round the run diverged, and how that showed; empty if it did not."""
+    reached: str = ""
+    """The goal of `--until` that ended the run; empty if none did."""
 
 
 Event: TypeAlias = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.wire import Mode, Packed, Revision, Schema, decode, flatten, held
+from gossamer.wire import Levels, Mode, Packed, Revision, Schema, decode, flatten, held
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _tensors(record: Any) -> list[Tensor]:
         match leaf:
             case Tensor():
                 tensors.append(leaf)
-            case Packed():
+            case Packed() | Levels():
                 tensors += leaf.values.values()
             case Revision():
                 tensors += leaf.masks.values()

@@ -13,7 +13,7 @@ from typing import Any
 
 from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
-from gossamer.engine import checkpoint, resuming
+from gossamer.engine import checkpoint, resuming, until
 from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.checks import check_settings, ctx_of
@@ -187,7 +187,7 @@ class _Loop:
     def load(self, saved: Checkpoint | None) -> None:
         """The server's state: the first one, or that of a checkpoint."""
         if saved is None:
-            self.state = self.run.method.init(self.server_ctx(0))
+            self.state = self.run.method.init(ctx_of(self.run, 0))
         else:
             resuming.check_rounds(saved, self.run.folder, self.run.rounds)
             for text in resuming.other_environment(saved, environment()):
@@ -196,24 +196,22 @@ class _Loop:
             self.saved_round = saved.progress.round
             self.state = load(saved.server, record_types(self.run.method))
         self.before = self.progress.seconds
-        self.shown = measures(self.run.method, self.server_ctx(self.progress.round), self.state)
+        self.shown = measures(self.run.method, ctx_of(self.run, self.progress.round), self.state)
 
     def rounds(self) -> bool:
-        """Runs rounds until the last one; True if stopped before."""
-        while self.progress.round < self.run.rounds:
+        """Runs rounds until the last one or a goal; True if stopped before."""
+        while self.progress.round < self.run.rounds and not self.reached():
             if self.stop.after_round():
                 self.save()
                 return True
             try:
                 self.round(self.progress.round + 1)
-            except Abandoned:
+            except (Abandoned, ClientError) as problem:
                 self.rollback()
                 self.save()
+                if isinstance(problem, ClientError):
+                    raise
                 return True
-            except ClientError:
-                self.rollback()
-                self.save()
-                raise
             if self.due():
                 self.save()
         self.save()
@@ -224,7 +222,8 @@ class _Loop:
         run, progress, state_hash = self.run, self.progress, self.state_hash()
         if not interrupted:
             figures = (progress.accuracy, progress.density, state_hash, run.options.select)
-            self.emit(Finished(progress.round, *figures, progress.diverged), self.seconds())
+            ended = Finished(progress.round, *figures, progress.diverged, self.reached())
+            self.emit(ended, self.seconds())
         return Summary(
             method=run.name,
             run=str(run.folder),
@@ -242,6 +241,7 @@ class _Loop:
             state=self.state,
             history=self.history,
             diverged=progress.diverged,
+            reached=self.reached(),
         )
 
     # a round -----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class _Loop:
     def round(self, number: int) -> None:
         """Trains and merges one round, and reports it."""
         started = time.perf_counter()
-        ctx = self.server_ctx(number)
+        ctx = ctx_of(self.run, number)
         replies, refused = self.exchange(ctx)
         failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
@@ -268,8 +268,12 @@ class _Loop:
         before, self.shown = self.shown, measures(self.run.method, ctx, self.state)
         self.measure(before)
         every = self.run.options.eval_every
-        if every and (number % every == 0 or number == self.run.rounds):
+        if every and (number % every == 0 or number == self.run.rounds or self.reached()):
             self.assess()
+
+    def reached(self) -> str:
+        """The goal of `--until` that the run has reached; empty if there is none."""
+        return until.reached(self.run.options.until, self.progress)
 
     def exchange(self, ctx: Ctx) -> tuple[list[Reply], list[ClientFailed]]:
         """The message path of a round: from choosing the clients to merging their replies.
@@ -306,9 +310,6 @@ class _Loop:
 
     # reports and checkpoints -------------------------------------------------------------------
 
-    def server_ctx(self, number: int) -> Ctx:
-        return ctx_of(self.run, number)
-
     def measure(self, before: Measures) -> None:
         """Reports the method's measures of the server state, and how far its masks moved."""
         if event := measured(self.progress.round, before, self.shown):
@@ -325,7 +326,7 @@ class _Loop:
         if not options.eval_every:
             return
         started = time.perf_counter()
-        event = self.evaluate(self.server_ctx(self.progress.round), self.state, self.store)
+        event = self.evaluate(ctx_of(self.run, self.progress.round), self.state, self.store)
         figures = best(self.progress.accuracy, event, self.progress.density, options.select)
         self.progress = replace(self.progress, accuracy=figures)
         self.emit(event, time.perf_counter() - started)

@@ -19,11 +19,15 @@ class Options:
     """How a run is executed, protected and reported.
 
     `reply_limit`, `weight_cap` and `aggregate` protect it, and so can change what is trained: the
-    first two only where a reply or a claim is out of bounds. Other options never do.
+    first two only where a reply or a claim is out of bounds. `until` can end it early. Other
+    options change nothing of what is trained.
     """
 
     workers: int = option(0, "worker threads; 0: one per core", least=0)
     eval_every: int = option(1, "rounds between evaluations; 0: never", least=0)
+    until: str = option(
+        "", "end the run when reached: accuracy=0.85, bits=1e9, seconds=600; several: the first"
+    )
     global_model: bool = option(True, "evaluate the global model on the server's test data")
     personal: bool = option(True, "evaluate every client's model on the client's own test data")
     eval_clients: int = option(

@@ -55,8 +55,9 @@ class Run:
 
     def __post_init__(self) -> None:
         network = self.options.network
+        named = getattr(self.method, "method", self.method)  # of a compressed one, what it is of
         derived = {
-            "name": self.name or type(self.method).__name__.lower(),
+            "name": self.name or type(named).__name__.lower(),
             "accounting": getattr(self.method, "accounting", Accounting()),
             "network": Network.parse(network) if network else None,
             "rule": aggregation.parse(self.options.aggregate),

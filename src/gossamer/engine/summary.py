@@ -71,6 +71,8 @@ class Summary:
     """The final server state."""
     diverged: str = ""
     """In which round the run diverged, and how that showed; empty if it did not."""
+    reached: str = ""
+    """The goal of `Options.until` that ended the run; empty if none did."""
     history: History = field(default_factory=History)
     """A record per round: costs so far and accuracy."""
 
@@ -144,6 +146,7 @@ class Summary:
             "state_hash": self.state_hash,
             "interrupted": self.interrupted,
             "diverged": self.diverged or None,
+            "reached": self.reached or None,
         }
 
 

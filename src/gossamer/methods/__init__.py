@@ -4,6 +4,7 @@ from typing import Any
 
 from gossamer.core import Method
 from gossamer.methods.as_published import PUBLISHED
+from gossamer.methods.compressed import COMPRESSED
 from gossamer.methods.ditto import Ditto
 from gossamer.methods.fedavg import FedAvg
 from gossamer.methods.fedavgm import FedAvgM
@@ -36,6 +37,7 @@ from gossamer.methods.parts.client_readjustment import TRAINING as FEDDST_TRAINI
 from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.scaffold import Scaffold
+from gossamer.methods.signsgd import SignSGD
 from gossamer.methods.spafl import SpaFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
@@ -85,6 +87,8 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "heterofl": HeteroFL(),
     "fjord": FjORD(),
     "fedrolex": FedRolex(),
+    **COMPRESSED,
+    "signsgd": SignSGD(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -121,6 +125,7 @@ __all__ = [
     "PFFDST",
     "PruneFL",
     "Scaffold",
+    "SignSGD",
     "SpaFL",
     "SubFedAvg",
     "ZeroFL",

@@ -45,6 +45,16 @@ class Group:
         return "" if not lost else "diverged" if count == 1 else f"{lost} of {count} diverged"
 
     @property
+    def missed(self) -> str:
+        """How many of its runs ended without reaching any of their goals; empty if none did."""
+        ended = [run for run in self.sound if run.goals and run.finished]
+        lost = sum(not run.finished.get("reached") for run in ended)
+        count = len(self.runs)
+        if not lost:
+            return ""
+        return "goal missed" if count == 1 else f"{lost} of {count} missed the goal"
+
+    @property
     def drawn(self) -> tuple[Run, ...]:
         """The runs whose curves are shown: those that did not diverge, if there are any."""
         return self.sound or self.runs

@@ -79,6 +79,12 @@ class Run:
         return known if isinstance(known, str) else ""
 
     @property
+    def goals(self) -> str:
+        """The goals at which the run was to end (`--until`); empty if it had none."""
+        known = self.table("options").get("until")
+        return known if isinstance(known, str) else ""
+
+    @property
     def seed(self) -> int | None:
         known = self.started.get("seed", self.table("experiment").get("seed"))
         return known if isinstance(known, int) else None

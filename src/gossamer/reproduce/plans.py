@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 SHARED = (
     *("data", "partition", "pool", "least", "valid", "data_seed", "budgets", "model"),
-    *("global_model", "personal", "select", "flops_model", "network"),
+    *("global_model", "personal", "select", "flops_model", "network", "until"),
 )
 """Settings that have the same value for all methods of a comparison."""
 EQUAL = ("rounds", "training")

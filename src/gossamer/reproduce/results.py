@@ -158,7 +158,16 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
     factor, operations = _unit([row.figures["flops"] for row in results.rows])
     most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
     header = ["run", *(["n"] * results.several), *(ACCURACIES[name] for name in shown), "density"]
-    header += ["Mbit up", "Mbit down", "bits", operations, *(["device time"] * timed), "time"]
+    ends = any(run.goals for row in results.rows for run in row.group.runs)
+    header += [
+        *(["rounds"] * ends),
+        "Mbit up",
+        "Mbit down",
+        "bits",
+        operations,
+        *(["device time"] * timed),
+        "time",
+    ]
     body = []
     for row in results.rows:
         figures = row.figures
@@ -169,6 +178,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
                 *([str(len(row.group.sound))] * results.several),
                 *(_accuracy(row, name) for name in shown),
                 units.share(figures["density"]),
+                *([_digits(figures["rounds"], 1)] * ends),
                 *(_digits(figures[name], 1e6) for name in ("up", "down")),
                 "–" if sent is None or not most else f"{100 * sent / most:.3g} %",
                 _digits(figures["flops"], factor),
@@ -200,8 +210,9 @@ def _unit(values: Sequence[float | None]) -> tuple[float, str]:
 
 
 def _label(group: Group) -> str:
-    """The name of a row; it says if runs diverged."""
-    return f"{group.label} ({group.diverged})" if group.diverged else group.label
+    """The name of a row; it says if runs diverged, or did not reach what they were to."""
+    notes = ", ".join(filter(None, (group.diverged, group.missed)))
+    return f"{group.label} ({notes})" if notes else group.label
 
 
 def _seeds(group: Group) -> list[str]:

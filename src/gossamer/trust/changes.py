@@ -57,9 +57,13 @@ def compared(
     exchange: Exchange[Any, Any], replied: Leaves, requested: Leaves
 ) -> dict[str, tuple[Tensor, Tensor | None]]:
     """As `beside`, for who has the leaves of both records already."""
-    numbers = _numbers(replied)
-    known = _references(exchange, numbers, replied, requested)
-    return {place: (tensor, known.get(place)) for place, tensor in numbers.items()}
+    known = _references(exchange, replied, requested)
+    return {place: (tensor, known.get(place)) for place, tensor in numbers(replied).items()}
+
+
+def references(exchange: Exchange[Any, Any]) -> dict[str, Tensor]:
+    """What was sent at the places of the reply's numbers, where that is known."""
+    return _references(exchange, leaves_of(exchange.up), leaves_of(exchange.down))
 
 
 def norm(change: Mapping[str, Tensor]) -> float:
@@ -123,7 +127,7 @@ def leaves_of(record: object) -> Leaves:
     return list(zip(paths, flatten(record), strict=True))
 
 
-def _numbers(leaves: Leaves) -> dict[str, Tensor]:
+def numbers(leaves: Leaves) -> dict[str, Tensor]:
     """The floating-point tensors among leaves, by their places."""
     found = {}
     for path, leaf in leaves:
@@ -136,15 +140,13 @@ def _numbers(leaves: Leaves) -> dict[str, Tensor]:
 
 def _references(
     exchange: Exchange[Any, Any],
-    numbers: Mapping[str, Tensor],
     replied: Leaves,
     requested: Leaves,
 ) -> dict[str, Tensor]:
-    """What was sent at the places of the reply's numbers, where that is known."""
-    sent = _numbers(requested)
+    sent = numbers(requested)
     known = {
         place: sent[place]
-        for place, tensor in numbers.items()
+        for place, tensor in numbers(replied).items()
         if place in sent and sent[place].shape == tensor.shape
     }
     before = {path: leaf for path, leaf in requested if isinstance(leaf, Packed)}

@@ -37,6 +37,7 @@ from gossamer.wire.kinds import (
     DrawnNode,
     Held,
     Leaf,
+    LevelsNode,
     MasksNode,
     Node,
     NoneNode,
@@ -232,6 +233,8 @@ def _described(node: Node) -> str:
             return "drawn masks"
         case PackedNode():
             return "packed values"
+        case LevelsNode():
+            return f"levels from {node.least} to {node.most}"
         case DictNode():
             return "a dictionary"
         case TupleNode():
@@ -246,6 +249,9 @@ def _parts(node: Node, path: str) -> list[tuple[str, Node]]:
         case MasksNode() | DrawnNode():
             masks = [TensorNode(torch.bool, shape) for shape in node.shapes]
             return [(f"{path}[{n}]", mask) for n, mask in zip(node.names, masks, strict=True)]
+        case LevelsNode():
+            parts = [TensorNode(torch.int16, shape) for shape in node.shapes]
+            return [(f"{path}[{n}]", part) for n, part in zip(node.names, parts, strict=True)]
         case PackedNode():
             return [(f"{path}[{n}]", t) for n, t in zip(node.names, node.tensors, strict=True)]
         case _:

@@ -17,6 +17,7 @@ from gossamer.wire.errors import WireError
 from gossamer.wire.kinds import (
     DrawnNode,
     LeafNode,
+    LevelsNode,
     MasksNode,
     Packed,
     PackedNode,
@@ -26,6 +27,7 @@ from gossamer.wire.kinds import (
 from gossamer.wire.masks.bits import Bits
 from gossamer.wire.masks.rows import view
 from gossamer.wire.mode import PLAIN, Mode
+from gossamer.wire.numbers import levels
 from gossamer.wire.schema import Schema, flatten
 
 Detail: TypeAlias = Literal["field", "tensor"]
@@ -43,6 +45,10 @@ WIDTHS = (8, 4, 2)
 PLACE, ROW = 8, 48
 """Bytes of memory for decoding a mask: per weight, for its position if it is encoded, and per row,
 for its length, class and offset."""
+TABLE = 1 << 17
+"""Bytes of memory for a table of levels."""
+LEVEL = 4
+"""Bytes of memory for decoding a level, besides its bits."""
 SEED = 8
 """The size of the seed of drawn masks, in bytes."""
 NUMBER = 10
@@ -64,6 +70,8 @@ def room(schema: Schema) -> int:
                 total += _mask_room(node.shape)
             case MasksNode():
                 total += sum(map(_mask_room, node.shapes))
+            case LevelsNode():
+                total += (LEVEL + levels.width(node.count)) * node.total + TABLE
             case _:
                 pass
     return total
@@ -124,6 +132,8 @@ def _most(node: LeafNode) -> int:
             return NUMBER + 1 + 8 + 2 + (total + 7) // 8
         case DrawnNode():
             return SEED + NUMBER * len(node.names)
+        case LevelsNode():
+            return NUMBER + levels.longest(node.count, node.total)
         case PackedNode():
             return sum(NUMBER + 1 + t.count * t.dtype.itemsize for t in node.tensors)
 

@@ -1,7 +1,8 @@
 """The types a record may hold, and the nodes of schemas.
 
-Besides tensors, numbers and texts, three types have their own encodings: values on a mask
-(`Packed`), changes of a mask (`Revision`) and seeds of random masks (`Drawn`).
+Besides tensors, numbers and texts, four types have their own encodings: values on a mask
+(`Packed`), changes of a mask (`Revision`), seeds of random masks (`Drawn`) and numbers of few bits
+(`Levels`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 Held: TypeAlias = Mapping[bytes, Masks]
 """Masks that a receiver holds, by their fingerprints."""
 
+MOST_LEVELS = 4096
+"""The most levels that numbers of few bits may have."""
 EXACT: Mapping[str, str] = {"wire": "exact"}
 """Metadata of a field that is never rounded in transit, such as thresholds."""
 
@@ -83,6 +86,35 @@ class Drawn:
         key = Key(self.seed).fold("mask")
         drawn = {n: _drawn(key.fold(n), self.shapes[n], kept) for n, kept in self.kept.items()}
         return {name: torch.from_numpy(mask) for name, mask in drawn.items()}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Whole numbers from a small range, such as those of a quantiser, which are entropy-coded."""
+
+    values: Params
+    """Tensors of int8 or int16; a receiver gets int8 if the range fits."""
+    least: int
+    """The lowest level; part of the schema, never sent."""
+    most: int
+    """The highest level; part of the schema, never sent."""
+
+    def __post_init__(self) -> None:
+        if not (-(2**15) <= self.least < self.most < 2**15 and self.count <= MOST_LEVELS):
+            raise ValueError(
+                f"levels are 2 to {MOST_LEVELS} whole numbers of 16 bits, not {self.least} to "
+                f"{self.most}"
+            )
+        for name, tensor in self.values.items():
+            if tensor.dtype not in (torch.int8, torch.int16):
+                raise ValueError(
+                    f"levels are tensors of int8 or int16, but {name} is {tensor.dtype}"
+                )
+
+    @property
+    def count(self) -> int:
+        """How many levels there are."""
+        return self.most - self.least + 1
 
 
 def pack(params: Params, masks: Masks) -> Packed:
@@ -141,7 +173,7 @@ def whole(record: T) -> T:
         return {name: whole(each) for name, each in value.items()}  # type: ignore[return-value]
     if isinstance(value, tuple | list):
         return type(value)(whole(each) for each in value)  # type: ignore[return-value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | Packed | Drawn):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Packed | Drawn | Levels):
         changes = {f.name: whole(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return replace(value, **changes)  # type: ignore[return-value]
     return record
@@ -201,7 +233,7 @@ def _drawn(key: Key, shape: Sequence[int], kept: int) -> NDArray[np.bool_]:
 
 # nodes of a schema -------------------------------------------------------------------------------
 
-Leaf: TypeAlias = Tensor | int | float | bool | str | Masks | Packed | Revision | Drawn
+Leaf: TypeAlias = Tensor | int | float | bool | str | Masks | Packed | Revision | Drawn | Levels
 
 
 @dataclass(frozen=True)
@@ -253,6 +285,26 @@ class PackedNode:
 
 
 @dataclass(frozen=True)
+class LevelsNode:
+    """Whole numbers from a known range in tensors of known shapes, encoded as one block."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    least: int
+    most: int
+
+    @property
+    def count(self) -> int:
+        """How many levels there are."""
+        return self.most - self.least + 1
+
+    @cached_property
+    def total(self) -> int:
+        """The number of elements of all tensors."""
+        return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True)
 class NoneNode:
     """None, as the value of an optional field."""
 
@@ -282,7 +334,7 @@ class RecordNode:
     children: tuple[Node, ...]
 
 
-LeafNode: TypeAlias = TensorNode | ScalarNode | MasksNode | DrawnNode | PackedNode
+LeafNode: TypeAlias = TensorNode | ScalarNode | MasksNode | DrawnNode | PackedNode | LevelsNode
 Node: TypeAlias = LeafNode | NoneNode | DictNode | TupleNode | RecordNode
 
 
@@ -305,11 +357,11 @@ def branches(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 def walk(node: Node, path: str) -> Iterator[tuple[str, LeafNode]]:
     """All leaves below a node with their paths, in payload order."""
     match node:
-        case TensorNode() | ScalarNode() | MasksNode() | DrawnNode() | PackedNode():
-            yield path, node
-        case _:
+        case NoneNode() | DictNode() | TupleNode() | RecordNode():
             for where, child in branches(node, path):
                 yield from walk(child, where)
+        case _:
+            yield path, node
 
 
 def rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
@@ -317,8 +369,6 @@ def rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
     match node:
         case NoneNode():
             return None
-        case TensorNode() | ScalarNode() | MasksNode() | DrawnNode() | PackedNode():
-            return next(leaves)
         case DictNode():
             pairs = zip(node.keys, node.children, strict=True)
             return {key: rebuild(child, leaves) for key, child in pairs}
@@ -327,3 +377,5 @@ def rebuild(node: Node, leaves: Iterator[Leaf]) -> Any:
         case RecordNode():
             fields = zip(node.names, node.children, strict=True)
             return node.type(**{name: rebuild(child, leaves) for name, child in fields})
+        case _:
+            return next(leaves)

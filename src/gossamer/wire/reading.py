@@ -30,6 +30,8 @@ from gossamer.wire.kinds import (
     Held,
     Leaf,
     LeafNode,
+    Levels,
+    LevelsNode,
     MasksNode,
     Packed,
     PackedNode,
@@ -40,7 +42,7 @@ from gossamer.wire.kinds import (
 from gossamer.wire.masks import ans, rice
 from gossamer.wire.masks.bits import Bits
 from gossamer.wire.mode import Mode
-from gossamer.wire.numbers import floats
+from gossamer.wire.numbers import floats, levels
 from gossamer.wire.schema import Schema
 
 
@@ -100,6 +102,8 @@ class Reader:
                 return self._mask_set(path, node)
             case DrawnNode():
                 return self._drawn(path, node)
+            case LevelsNode():
+                return self._levels(path, node)
 
     def _packed(self, path: str, tensor: TensorNode) -> tuple[int, int]:
         count = self._number(path)
@@ -116,6 +120,15 @@ class Reader:
             if kept[name] > (most := math.prod(shape)):
                 raise WireError(f"{path}[{name}] keeps {kept[name]} weights, {most} at most")
         return Drawn(seed, kept, shapes)
+
+    def _levels(self, path: str, node: LevelsNode) -> Levels:
+        data = self._sized(path)
+        try:
+            arrays = levels.decode(data, node.shapes, node.least, node.most)
+        except WireError as problem:
+            raise WireError(f"{path}: {problem}") from problem
+        values = {n: torch.from_numpy(each) for n, each in zip(node.names, arrays, strict=True)}
+        return Levels(values, node.least, node.most)
 
     def _value(self, path: str, node: LeafNode, part: Any, blocks: _Blocks) -> Leaf:
         match node:

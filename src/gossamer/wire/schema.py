@@ -23,6 +23,8 @@ from gossamer.wire.kinds import (
     DrawnNode,
     Leaf,
     LeafNode,
+    Levels,
+    LevelsNode,
     MasksNode,
     Node,
     NoneNode,
@@ -58,7 +60,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _DTYPES = frozenset(DTYPES.values())
 _INT64 = range(-(2**63), 2**63)
-_OWN_ENCODINGS = frozenset({Packed, Revision, Drawn})
+_OWN_ENCODINGS = frozenset({Packed, Revision, Drawn, Levels})
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,9 @@ def flatten(record: object) -> list[Leaf]:
 
 def _gather(record: object, leaves: list[Leaf]) -> None:
     match record:
-        case Tensor() | Packed() | Revision() | Drawn() | bool() | int() | float() | str():
+        case Tensor() | Packed() | Revision() | Drawn() | Levels():
+            leaves.append(record)
+        case bool() | int() | float() | str():
             leaves.append(record)
         case None:
             pass
@@ -192,7 +196,13 @@ def _fields(record: Any) -> tuple[tuple[str, bool], ...]:
 
 
 def record_types(method: object) -> dict[str, type]:
-    """All record types that a method sends or stores, by name; taken from its type hints."""
+    """All record types that a method sends or stores, by name; taken from its type hints.
+
+    A method that is made of another one lists them itself, in a function `records`.
+    """
+    if (known := getattr(method, "records", None)) is not None:
+        listed: dict[str, type] = known()
+        return listed
     records: dict[str, type] = {}
     for name in ("init", "down", "begin", "finish"):
         hints = typing.get_type_hints(getattr(type(method), name))
@@ -253,6 +263,9 @@ def _node(value: object, path: str, exact: bool) -> Node:
         case Drawn():
             sizes = tuple(tuple(value.shapes[name]) for name in value.kept)
             return DrawnNode(tuple(value.kept), sizes)
+        case Levels():
+            sizes = tuple(tuple(each.shape) for each in value.values.values())
+            return LevelsNode(tuple(value.values), sizes, value.least, value.most)
         case dict():
             for key in value:
                 if not isinstance(key, str | int):
@@ -318,6 +331,9 @@ def _plain(node: Node) -> Any:
             return [kind, list(node.names), [list(shape) for shape in node.shapes]]
         case DrawnNode():
             return ["drawn", list(node.names), [list(shape) for shape in node.shapes]]
+        case LevelsNode():
+            sizes = [list(shape) for shape in node.shapes]
+            return ["levels", list(node.names), sizes, node.least, node.most]
         case PackedNode():
             return ["packed", list(node.names), [_plain(tensor) for tensor in node.tensors]]
         case DictNode():
@@ -344,6 +360,10 @@ def _read(plain: Any, types: Types) -> Node:
         case ["drawn", list(names), list(shapes)]:
             if len(names) == len(shapes) and _are_names(names) and all(map(_is_shape, shapes)):
                 return DrawnNode(tuple(names), tuple(map(tuple, shapes)))
+        case ["levels", list(names), list(shapes), int(least), int(most)]:
+            if len(names) == len(shapes) and _are_names(names) and all(map(_is_shape, shapes)):
+                Levels({}, least, most)  # which checks the range
+                return LevelsNode(tuple(names), tuple(map(tuple, shapes)), least, most)
         case ["packed", list(names), list(tensors)] if len(names) == len(tensors):
             nodes = [_read(tensor, types) for tensor in tensors]
             parts = tuple(node for node in nodes if isinstance(node, TensorNode))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.core import Masks
@@ -27,6 +29,8 @@ from gossamer.wire.kinds import (
     DrawnNode,
     Leaf,
     LeafNode,
+    Levels,
+    LevelsNode,
     MasksNode,
     Packed,
     PackedNode,
@@ -38,7 +42,7 @@ from gossamer.wire.kinds import (
 from gossamer.wire.masks import ans, entropy, rice
 from gossamer.wire.masks.bits import Bits, number
 from gossamer.wire.mode import Mode
-from gossamer.wire.numbers import floats
+from gossamer.wire.numbers import floats, levels
 
 
 class Writer:
@@ -82,6 +86,8 @@ class Writer:
                 self._put(path, struct.pack(STRUCT["int"], leaf.seed))
                 for name in node.names:
                     self._put(f"{path}[{name}]", number(leaf.kept[name]))
+            case LevelsNode(), Levels():
+                self._levels(path, leaf)
             case MasksNode(), Revision():
                 self._revision(path, leaf)
             case MasksNode(), dict():
@@ -118,6 +124,24 @@ class Writer:
             self._floats[2].append((path, data))
         else:
             self._floats[node.dtype.itemsize].append((path, floats.raw(tensor)))
+
+    def _levels(self, path: str, leaf: Levels) -> None:
+        """Encodes numbers of few bits as one block."""
+        arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in leaf.values.values()]
+        try:
+            data = levels.encode(arrays, leaf.least, leaf.most)
+        except ValueError as problem:
+            raise TypeError(f"{path}: {problem}") from None
+        data = number(len(data)) + data
+        limits = [levels.entropy(array, leaf.least) for array in arrays]
+        if self.detail == "field" or not arrays:
+            self._put(path, data, math.fsum(limits))
+            return
+        self._inline.append(data)
+        for name, share, limit in zip(
+            leaf.values, _proportions(limits, arrays), limits, strict=True
+        ):
+            self._charge(f"{path}[{name}]", 8 * len(data) * share, limit)
 
     def _revision(self, path: str, leaf: Revision) -> None:
         if leaf.base is None:
@@ -167,7 +191,12 @@ def _shares(masks: list[Bits], base: list[Bits] | None) -> list[float]:
     else:
         pairs = zip(masks, base, strict=True)
         alone = [entropy.conditional_bits([new], [old]) for new, old in pairs]
-    for weights in (alone, [mask.size for mask in masks]):
+    return _proportions(alone, masks)
+
+
+def _proportions(alone: Sequence[float], arrays: Sequence[NDArray[Any]]) -> list[float]:
+    """Shares in proportion to entropies, or to sizes if all of these are zero."""
+    for weights in (alone, [array.size for array in arrays]):
         if total := math.fsum(weights):
             return [weight / total for weight in weights]
-    return [1 / len(masks)] * len(masks)
+    return [1 / len(arrays)] * len(arrays)

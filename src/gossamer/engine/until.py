@@ -1,0 +1,99 @@
+"""Targets and budgets that end a run before its last round, such as `accuracy=0.85,bits=1e9`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gossamer.engine.checkpoint import Progress
+
+FIGURES = ("accuracy", "bits", "seconds", "device_seconds", "flops")
+"""What a goal can be about: the headline accuracy, and what the run has cost so far."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure, and the value at which a run ends."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value:g}"
+
+
+def parse(text: str) -> tuple[Goal, ...]:
+    """Reads `accuracy=0.85,bits=1e9`: the goals of a run, of which the first reached ends it.
+
+    Raises:
+        ValueError: a goal is unknown, named twice, or is no positive number.
+    """
+    goals: list[Goal] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        if name not in FIGURES:
+            close = difflib.get_close_matches(name, FIGURES, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"`until=` takes {', '.join(FIGURES[:-1])} or {FIGURES[-1]}, such as "
+                f"accuracy=0.85 or bits=1e9, not {part!r}{hint}"
+            )
+        if any(goal.name == name for goal in goals):
+            raise ValueError(f"`until={text}` has {name} twice")
+        goals.append(Goal(name, _number(name, value)))
+    return tuple(goals)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"`until=` needs a positive number for {name}, not {text!r}")
+    if name == "accuracy" and value > 1:
+        raise ValueError(f"`until=`: an accuracy is between 0 and 1, so {text} is never reached")
+    return value
+
+
+def check(text: str, evaluated: bool, timed: bool) -> None:
+    """Raises ValueError if a run can never reach one of its goals.
+
+    Args:
+        text: The goals.
+        evaluated: Whether the run is evaluated.
+        timed: Whether it simulates time on devices.
+    """
+    for goal in parse(text):
+        if goal.name == "accuracy" and not evaluated:
+            raise ValueError("`until=accuracy` needs evaluations; use `eval_every=1`")
+        if goal.name == "device_seconds" and not timed:
+            raise ValueError("`until=device_seconds` needs a simulated network, e.g. `network=4g`")
+
+
+def reached(text: str, progress: Progress) -> str:
+    """The first of a run's goals that it has reached; empty if there is none."""
+    if not text:
+        return ""
+    known = _figures(progress)
+    for goal in parse(text):
+        value = known[goal.name]
+        if value is not None and value >= goal.value:
+            return str(goal)
+    return ""
+
+
+def _figures(progress: Progress) -> Mapping[str, float | None]:
+    accuracy, cost = progress.accuracy, progress.cost
+    personal = accuracy.get("personal_density") is not None
+    order = ("personal_mean", "global") if personal else ("global", "personal_mean")
+    known = [value for name in order if (value := accuracy.get(name)) is not None]
+    return {
+        "accuracy": known[0] if known else None,
+        "bits": cost.up + cost.down,
+        "seconds": progress.seconds,
+        "device_seconds": progress.device_seconds,
+        "flops": cost.flops,
+    }
