@@ -68,8 +68,12 @@ def test_methods_and_files_stay_short() -> None:
     lines = counter()
     now = lines.totals(ROOT / "src" / "gossamer")
     assert now["median of methods"] <= 170 and now["median of all files"] <= 130
-    assert now["algorithms"] + now["parts"] <= 8417 * 2 / 3
-    assert now["algorithms"] + now["parts"] + now["as_published"] <= 8417
+    # What 0.1 had is to take fewer lines than it did; methods that are new come on top.
+    before = lines.BEFORE.read_text(encoding="utf-8")
+    methods = (ROOT / "src" / "gossamer" / "methods").glob("*.py")
+    new = sum(lines.lines(path) for path in methods if f"\n{path.stem}," not in before)
+    assert now["algorithms"] + now["parts"] - new <= 8417 * 2 / 3
+    assert now["algorithms"] + now["parts"] + now["as_published"] - new <= 8417
     for path in (ROOT / "src" / "gossamer" / "methods").glob("*.py"):
         assert lines.lines(path) <= (260 if path.stem in LONG else 200), path.name
     for path in (ROOT / "src").rglob("*.py"):

@@ -25,6 +25,7 @@ from gossamer.engine.history import History
 from gossamer.fields import option
 from gossamer.methods import (
     ALGORITHMS,
+    FLASC,
     METHODS,
     NST,
     PFFDST,
@@ -39,6 +40,7 @@ from gossamer.methods import (
     FedSpa,
     FedSparse,
     FedTiny,
+    FFALoRA,
     Flash,
     Laplace,
     LGFedAvg,
@@ -49,6 +51,7 @@ from gossamer.methods import (
     SubFedAvg,
     ZeroFL,
 )
+from gossamer.models.lora import lora
 from gossamer.optim import Training
 from gossamer.running import resume, run
 from gossamer.sweeping import Sweep, sweep
@@ -64,6 +67,8 @@ __all__ = [
     "Ensemble",
     "Examples",
     "Exchange",
+    "FFALoRA",
+    "FLASC",
     "FedAvg",
     "FedAvgM",
     "FedDST",
@@ -104,6 +109,7 @@ __all__ = [
     "Training",
     "ZeroFL",
     "load",
+    "lora",
     "option",
     "resume",
     "run",

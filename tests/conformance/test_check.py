@@ -459,7 +459,11 @@ BAD: list[tuple[Any, str, str]] = [
         "replies are what the server expects",
         "RuntimeError: the server cannot derive how NeedsItsOwnData replies to a Down: .*no data",
     ),
-    (SendsAll(), "frozen parameters stay where they are", "Server holds '0.0.weight'.*partly frozen"),
+    (
+        SendsAll(),
+        "frozen parameters stay where they are",
+        "Server holds '0.0.weight'.*partly frozen",
+    ),
     (Thaws(), "frozen parameters stay where they are", "a frozen parameter was changed"),
     (CountsGlobally(), "calls can be repeated", "begin of client .* when it is called again"),
     (RemembersClients(), "calls can be repeated", "when (it is called again|all is done again)"),

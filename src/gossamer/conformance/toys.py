@@ -8,6 +8,7 @@ from torch import nn
 
 from gossamer import fields
 from gossamer.core import AnyMethod, Client, Data, Examples, Key
+from gossamer.models.lora import lora
 from gossamer.task import Task
 from gossamer.task.first_weights import Start, seeded_globally
 from gossamer.task.randomness import untouched_generators
@@ -48,10 +49,11 @@ def normed_task() -> Task:
 
 
 def pretrained_task() -> Task:
-    """A net that keeps the weights it has, the first of them and those of its norm frozen."""
+    """A net that keeps its weights: a frozen layer and norm, and an adapter beside the last."""
     with seeded_globally(Key(2)):
         front = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
-        rest = (nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES))
+        head = lora(nn.Linear(16, CLASSES), rank=2)
+        rest = (nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), head)
     task = _task(front.requires_grad_(False), *rest, start="module")
     _ = task.fingerprints  # before any method can change a constant
     return task

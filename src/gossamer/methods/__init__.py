@@ -20,6 +20,9 @@ from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedsparse import high as fedsparse_high
 from gossamer.methods.fedsparse import low as fedsparse_low
 from gossamer.methods.fedtiny import FedTiny
+from gossamer.methods.ffa_lora import FFALoRA
+from gossamer.methods.flasc import FLASC
+from gossamer.methods.flasc import TRAINING as LORA_TRAINING
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.laplace import Laplace
 from gossamer.methods.lg_fedavg import LGFedAvg
@@ -71,6 +74,9 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "laplace": Laplace(),
     "laplace-sign": Laplace(server="sign"),
     "mixture": Mixture(),
+    "fedavg-lora": FedAvg(training=LORA_TRAINING),
+    "ffa_lora": FFALoRA(training=LORA_TRAINING),
+    "flasc": FLASC(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -81,6 +87,8 @@ __all__ = [
     "ALGORITHMS",
     "METHODS",
     "PUBLISHED",
+    "FFALoRA",
+    "FLASC",
     "FedAvg",
     "FedAvgM",
     "FedDST",

@@ -6,11 +6,13 @@ from gossamer.accounting.forecast import Forecast, own
 from gossamer.accounting.forecasts import adjusted, growing, moving, personal
 from gossamer.core import AnyMethod
 from gossamer.methods import (
+    FLASC,
     FedAvg,
     FedAvgM,
     FedDrop,
     FedOpt,
     FedProx,
+    FFALoRA,
     LGFedAvg,
     Mixture,
     ZeroFL,
@@ -18,7 +20,7 @@ from gossamer.methods import (
 from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.as_published.priors import MixtureVariants
 
-SAME = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, ZeroFL, FedDrop, Mixture)
+SAME = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, ZeroFL, FedDrop, Mixture, FLASC, FFALoRA)
 VARIANTS = (FedDropVariants, MixtureVariants)
 
 FORECASTS: dict[type, Forecast] = {
