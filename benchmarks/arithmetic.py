@@ -76,10 +76,13 @@ def _model(name: str, shape: tuple[int, int, int], size: int) -> dict[str, objec
     x = torch.randn(size, *shape, generator=draw).contiguous(memory_format=torch.channels_last)
     batch = Batch(x, torch.randint(10, (size,), generator=draw), gs.Key(2), 0, 1, 0, 1.0, 1)
     module = models.build(name, shape, 10)
-    tasks = {way: gs.Task.of(module, x[:2], arithmetic=way) for way in ("torch", "native", "auto")}
+    tasks = {
+        way: gs.Task.of(module, x[:2], arithmetic=way, start="seed")
+        for way in ("torch", "native", "auto")
+    }
     steps: dict[str, Callable[[], object]] = {}
     trained: dict[str, Model] = {}
-    rule = gs.Task.of(module, x[:2])
+    rule = gs.Task.of(module, x[:2], start="seed")
     chosen = {}
     for density in DENSITIES:
         masks = _masks(tasks["torch"], density)

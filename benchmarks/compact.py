@@ -48,7 +48,7 @@ def measure() -> dict[str, object]:
 
 def _model(name: str, shape: tuple[int, int, int]) -> dict[str, object]:
     batch = _batch(shape)
-    task = gs.Task.of(models.build(name, shape, 10), batch.x[:2])
+    task = gs.Task.of(models.build(name, shape, 10), batch.x[:2], start="seed")
     params = task.init(gs.Key(1))
     start = time.process_time()
     structure = submodels.trace(task)
@@ -84,7 +84,7 @@ def _model(name: str, shape: tuple[int, int, int]) -> dict[str, object]:
 def _fedsparse(name: str, shape: tuple[int, int, int], gate_bias: bool) -> dict[str, object]:
     """A client's step without what is pruned, over the same with all of it."""
     batch = _batch(shape)
-    task = gs.Task.of(models.build(name, shape, 10), batch.x[:2])
+    task = gs.Task.of(models.build(name, shape, 10), batch.x[:2], start="seed")
     method = FedSparseVariants(gate_bias=gate_bias)
     ctx = Ctx(task, 1, 1, gs.Key(5), gs.Key(6))
     state = method.init(ctx)

@@ -136,7 +136,9 @@ def _accuracies(
     if attack == "labels":
         federation = Shuffled(federation, hostile)
     example = federation.client(0).train.x[:2]
-    task = Task.of(models.build(MODEL, tuple(example.shape[1:]), federation.classes), example)
+    task = Task.of(
+        models.build(MODEL, tuple(example.shape[1:]), federation.classes), example, start="seed"
+    )
     options = Options(workers=1, eval_every=4, personal=method == "spafl", aggregate=rule)
     kept = Kept(personal=method == "spafl")
     run = Run(chosen, task, federation, rounds=ROUNDS, key=gs.Key(seed), options=options)

@@ -22,7 +22,9 @@ ROUNDS = 300
 def child(pool: int) -> dict[str, float]:
     """One run in this process: the median round and the peak of memory."""
     federation = data.federation("synthetic", pool=pool, seed=1)
-    task = gs.Task.of(models.build("mlp:hidden=32", (60,), 10), federation.client(0).train.x[:2])
+    task = gs.Task.of(
+        models.build("mlp:hidden=32", (60,), 10), federation.client(0).train.x[:2], start="seed"
+    )
     seconds = Seconds()
     gs.run(
         gs.FedAvg(clients=10, training=gs.Training(batch=32)),

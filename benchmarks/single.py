@@ -44,7 +44,7 @@ def _model(name: str, shape: tuple[int, int, int]) -> dict[str, object]:
 
     draw = gs.Key(1).generator()
     x = torch.randn(2, *shape, generator=draw)
-    task = gs.Task.of(models.build(name, shape, 10), x)
+    task = gs.Task.of(models.build(name, shape, 10), x, start="seed")
     params = task.init(gs.Key(0))
     test = Examples(x, torch.zeros(2, dtype=torch.int64))
     dense = Model(task, params, {}, test)

@@ -140,7 +140,9 @@ def measure() -> dict[str, object]:
     name = found[0] if found else "fmnist-mini"
     federation = data.federation(name, "dirichlet:0.2", pool=100, seed=1)
     task = gs.Task.of(
-        models.build("lenet5_caffe", (1, 28, 28), 10), federation.client(0).train.x[:2]
+        models.build("lenet5_caffe", (1, 28, 28), 10),
+        federation.client(0).train.x[:2],
+        start="seed",
     )
     images, labels = federation.arrays.train, federation.arrays.labels.train
     parts = [federation.train[client.id] for client in federation.pool]
@@ -151,7 +153,7 @@ def measure() -> dict[str, object]:
     speeds: dict[str, list[float]] = {"plain": [], "plain_preloaded": [], "engine": [], "bf16": []}
     outside, idle = [], []
     cores = os.cpu_count() or 1
-    fast = gs.Task.of(task.module, federation.client(0).train.x[:2], precision="bf16")
+    fast = gs.Task.of(task.module, federation.client(0).train.x[:2], precision="bf16", start="seed")
     for repeat in range(-1, REPEATS):
         cohorts = [
             [c.id for c in sample(Key(repeat).fold("server", "round", r), federation.pool, CLIENTS)]

@@ -28,7 +28,7 @@ def measure() -> dict[str, object]:
     y = torch.randint(10, (EXAMPLES,), generator=draw)
     examples = gs.Examples(x, y)
     own = gs.Data(examples, gs.Examples(x[:0], y[:0]), gs.Examples(x[:0], y[:0]))
-    task = gs.Task.of(models.build("lenet5_caffe", (1, 28, 28), 10), x[:2])
+    task = gs.Task.of(models.build("lenet5_caffe", (1, 28, 28), 10), x[:2], start="seed")
     server = gs.Ctx(task, 1, 500, gs.Key(1), gs.Key(2))
     client = gs.Ctx(task, 2, 500, gs.Key(1).fold("client"), gs.Key(2), own)
     dense = gs.FedAvg(training=gs.Training(epochs=3, batch=64, lr=0.001, momentum=0.9))

@@ -46,7 +46,7 @@ def measure() -> dict[str, object]:
     """Milliseconds to write and read a message, and the share of a round that all of them take."""
     federation = data.federation("fmnist-mini", "dirichlet:0.2", pool=20, seed=1)
     example = federation.client(0).train.x[:2]
-    task = gs.Task.of(models.build("lenet5_caffe", (1, 28, 28), 10), example)
+    task = gs.Task.of(models.build("lenet5_caffe", (1, 28, 28), 10), example, start="seed")
     params = task.init(gs.Key(1))
     masks = {name: torch.rand(t.shape) < 0.1 for name, t in params.items()}
     messages = {"dense": Dense(params), "density 0.1": Sparse(masks, pack(params, masks))}

@@ -70,23 +70,25 @@ class Toy:
 
 
 def linear() -> Task:
-    return Task.of(nn.Linear(INPUTS, CLASSES), torch.zeros(2, INPUTS))
+    return Task.of(nn.Linear(INPUTS, CLASSES), torch.zeros(2, INPUTS), start="seed")
 
 
 def mlp(dropout: float = 0.0) -> Task:
     parts = [nn.Linear(INPUTS, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)]
-    return Task.of(nn.Sequential(*parts), torch.zeros(2, INPUTS))
+    return Task.of(nn.Sequential(*parts), torch.zeros(2, INPUTS), start="seed")
 
 
 def normed() -> Task:
     """A net with running statistics and dropout."""
     parts = [nn.Linear(INPUTS, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1)]
-    return Task.of(nn.Sequential(*parts, nn.Linear(8, CLASSES)), torch.zeros(2, INPUTS))
+    return Task.of(
+        nn.Sequential(*parts, nn.Linear(8, CLASSES)), torch.zeros(2, INPUTS), start="seed"
+    )
 
 
 def conv() -> Task:
     parts = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.Flatten()]
-    return Task.of(nn.Sequential(*parts, nn.Linear(96, 2)), torch.zeros(2, 3, 6, 6))
+    return Task.of(nn.Sequential(*parts, nn.Linear(96, 2)), torch.zeros(2, 3, 6, 6), start="seed")
 
 
 def fedavg(clients: int = 3, batch: int = 8, **training: Any) -> FedAvg:

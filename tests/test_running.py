@@ -15,9 +15,11 @@ from torch import nn
 import gossamer as gs
 from gossamer import data, export
 from gossamer.cli import main
+from gossamer.core import Key
 from gossamer.engine import Stop, start
 from gossamer.engine.run_record import Run
 from gossamer.references import reference
+from gossamer.task.first_weights import seeded_globally
 
 FAST = gs.Options(workers=1, checkpoint_every=1)
 QUICK = gs.FedAvg(clients=2, training=gs.Training(epochs=1, batch=8, lr=0.1))
@@ -122,7 +124,8 @@ def test_what_cannot_be_built_again_is_said_and_can_be_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, divided = tmp_path / "run", federation()
-    summary = gs.run(QUICK, nn.Linear(4, 2), divided, rounds=2, options=FAST, quiet=True, out=out)
+    net = nn.Linear(4, 2)
+    summary = gs.run(QUICK, net, divided, rounds=2, options=FAST, quiet=True, out=out)
     head = (out / "config.toml").read_text().splitlines()[1]
     assert "cannot build the model (Linear) and the data (arrays) again" in head
     for command in ("resume", "export"):
@@ -132,12 +135,17 @@ def test_what_cannot_be_built_again_is_said_and_can_be_given(
     assert main(["report", str(out), "-o", str(tmp_path / "page.html")]) == 0
     with pytest.raises(ValueError, match=r"the model of this run, Linear.*task=\.\.\."):
         gs.resume(out, federation=divided)
-    again = gs.resume(out, task=nn.Linear(4, 2), federation=divided, quiet=True)
+    again = gs.resume(out, task=net, federation=divided, quiet=True)
     assert again.state_hash == summary.state_hash
-    parts = (QUICK, gs.Task.of(nn.Linear(4, 2), divided.client(0).train.x[:2]), divided)
+    parts = (
+        QUICK,
+        gs.Task.of(nn.Linear(4, 2), divided.client(0).train.x[:2], start="seed"),
+        divided,
+    )
     assert export.take(out, parts=parts).weights == 10
-    with pytest.raises(Exception, match="other"):
-        gs.resume(out, task=nn.Linear(4, 2, bias=False), federation=divided, quiet=True)
+    for other in (nn.Linear(4, 2, bias=False), nn.Linear(4, 2)):  # of another form; other weights
+        with pytest.raises(Exception, match="other settings, rounds, seed or first weights"):
+            gs.resume(out, task=other, federation=divided, quiet=True)
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_importing_gossamer_does_not_import_torch() -> None:
 
 def test_representations_are_short(tmp_path: Path) -> None:
     divided = federation()
-    task = gs.Task.of(build((4,), 2), divided.client(0).train.x[:2])
+    task = gs.Task.of(build((4,), 2), divided.client(0).train.x[:2], start="seed")
     summary = gs.run(QUICK, task, divided, rounds=1, options=FAST, quiet=True)
     run = Run(QUICK, task, divided, rounds=1)
     for thing in (divided, task, summary, summary.history, run, divided.arrays):
@@ -230,7 +238,8 @@ def test_a_stopped_run_is_continued_from_python(tmp_path: Path) -> None:
         def close(self) -> None: ...
 
     gs.run(QUICK, build, divided, rounds=3, options=FAST, quiet=True, out=tmp_path / "other")
-    task = gs.Task.of(build((4,), 2), divided.client(0).train.x[:2])
+    with seeded_globally(Key(0).fold("model")):
+        task = gs.Task.of(build((4,), 2), divided.client(0).train.x[:2])
     made = Run(QUICK, task, divided, rounds=3, options=FAST, name="fedavg", out=out)
     assert start(made, sinks=[Stopping()], stop=stop).interrupted
     (out / "config.toml").write_text((tmp_path / "other" / "config.toml").read_text())

@@ -67,7 +67,7 @@ def count() -> Crossings:
     """
     federation = gs.data.federation("fmnist-mini", "iid", pool=100)
     module = gs.models.build("lenet5_caffe", federation.shape, federation.classes)
-    task = gs.Task.of(module, federation.client(0).train.x[:2])
+    task = gs.Task.of(module, federation.client(0).train.x[:2], start="seed")
     method = gs.FedAvg(clients=1, training=gs.Training(epochs=1, batch=1000))
     options = gs.Options(workers=1, eval_every=0)
     found = Crossings()

@@ -30,6 +30,7 @@ from gossamer.fields import option
 from gossamer.methods import METHODS, PUBLISHED
 from gossamer.references import gone, is_code, only_in_python
 from gossamer.task import Precision, Task
+from gossamer.task.first_weights import seeded_globally
 from gossamer.trust.spec import Spec
 from gossamer.wire import Mode
 
@@ -63,6 +64,11 @@ class Experiment:
     budgets: str = option("", "density budgets of clients: 0.2:40%,0.1:60%, or a CSV file")
     model: str = option(
         "", "model: a name of `gossamer ls`, or my.py:build; empty: the data set's default"
+    )
+    start: str = option(
+        "",
+        "first weights: seed, module, a .safetensors file or a run's folder; "
+        "empty: seed, or module for my.py:build",
     )
     prunable: str = option(
         "", "which tensors may be pruned: names, patterns, conv-only, skip-first-last"
@@ -195,7 +201,8 @@ class Config:
         head = name.partition(":")[0]
         takes = models.options(head) if head in models.MODELS else {}
         extra = {key: value for key, value in known.items() if key in takes}
-        module = models.build(name, shape, federation.classes, **extra)
+        with seeded_globally(Key(experiment.seed).fold("model")):  # frozen parameters stay so
+            module = models.build(name, shape, federation.classes, **extra)
         patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
         return Task.of(
             module,
@@ -204,11 +211,17 @@ class Config:
             precision=experiment.precision,
             device=experiment.device,
             arithmetic=experiment.arithmetic,
+            start=start_of(experiment.start, name),
         )
 
     def toml(self, command: str = "") -> str:
         """The configuration as TOML that `gossamer run` accepts."""
         return toml(self, self.plain_method(), command)
+
+
+def start_of(start: str, model: str) -> str:
+    """Where first weights come from: a function may load some, and those are kept."""
+    return start or ("seed" if model.partition(":")[0] in models.MODELS else "module")
 
 
 def toml(config: Config, method: AnyMethod, command: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer import data
 from gossamer.data.budgets import are_shares
+from gossamer.task.first_weights import KINDS
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
@@ -29,6 +30,8 @@ def absolute_paths(experiment: Experiment) -> Experiment:
     place, colon, rest = experiment.model.partition(":")
     if colon and place.endswith(".py"):
         experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
+    if experiment.start and experiment.start not in KINDS:
+        experiment = dataclasses.replace(experiment, start=_full(experiment.start))
     if experiment.budgets and not are_shares(experiment.budgets):
         experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
     return experiment

@@ -25,6 +25,7 @@ from gossamer.engine.history import History
 from gossamer.fields import option
 from gossamer.methods import (
     ALGORITHMS,
+    FLASC,
     METHODS,
     NST,
     PFFDST,
@@ -43,6 +44,7 @@ from gossamer.methods import (
     FedSpa,
     FedSparse,
     FedTiny,
+    FFALoRA,
     FjORD,
     Flash,
     HeteroFL,
@@ -57,6 +59,7 @@ from gossamer.methods import (
     SubFedAvg,
     ZeroFL,
 )
+from gossamer.models.lora import lora
 from gossamer.optim import Training
 from gossamer.running import resume, run
 from gossamer.sweeping import Sweep, sweep
@@ -73,6 +76,8 @@ __all__ = [
     "Ensemble",
     "Examples",
     "Exchange",
+    "FFALoRA",
+    "FLASC",
     "FedAvg",
     "FedAvgM",
     "FedBN",
@@ -120,6 +125,7 @@ __all__ = [
     "Training",
     "ZeroFL",
     "load",
+    "lora",
     "option",
     "resume",
     "run",

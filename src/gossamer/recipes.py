@@ -14,13 +14,14 @@ from torch.nn import functional
 from gossamer import data, fields, models
 from gossamer.compression import Compressed
 from gossamer.config import Config, Experiment, absolute_paths, find_method, toml
-from gossamer.core import AnyMethod
+from gossamer.core import AnyMethod, Key
 from gossamer.data.federation import Federation
 from gossamer.data.origin import Origin
 from gossamer.engine.run_record import Run
 from gossamer.methods import METHODS
 from gossamer.references import PYTHON, only_in_python, reference
 from gossamer.task import Task
+from gossamer.task.first_weights import seeded_globally
 from gossamer.task.layout import Layout
 
 MethodLike: TypeAlias = "AnyMethod | str"
@@ -52,7 +53,7 @@ def parts(method: MethodLike, task: TaskLike, federation: FederationLike, seed: 
     method_name = method if isinstance(method, str) else _method_name(method)
     method = find_method(method) if isinstance(method, str) else method
     federation, origin = federation_of(federation, seed)
-    built, model = _task(task, federation)
+    built, model = _task(task, federation, seed)
     return Parts(method, built, federation, method_name, model, origin)
 
 
@@ -73,6 +74,7 @@ def configuration(made: Parts, run: Run) -> str:
     task = made.task
     experiment = Experiment(
         model=made.model,
+        start=task.start,
         prunable=_prunable(made),
         rounds=run.rounds,
         seed=run.key.seed,
@@ -165,23 +167,23 @@ def federation_of(given: FederationLike, seed: int) -> tuple[Federation, Origin 
     return given, origin or f"{PYTHON}:{given.name}"
 
 
-def _task(given: TaskLike, federation: Federation) -> tuple[Task, str]:
+def _task(given: TaskLike, federation: Federation, seed: int) -> tuple[Task, str]:
     """The task, and the name of its model."""
     if isinstance(given, Task):
-        named = (
-            models.name_of(given.module) if given.criterion is functional.cross_entropy else None
-        )
+        # What a program did to the weights of a module since it was built, nobody can repeat.
+        again = given.criterion is functional.cross_entropy and given.start == "seed"
+        named = models.name_of(given.module) if again else None
         return given, named or f"{PYTHON}:{type(given.module).__name__}"
     example = federation.client(federation.pool[0].id).train.x[:2]
     shape = tuple(example.shape[1:])
     if isinstance(given, str):
         name = given or models.default(shape, example.dtype)
-        config = Config("fedavg", {}, Experiment(model=name))
+        config = Config("fedavg", {}, Experiment(model=name, seed=seed))
         return config.build_task(federation), name
     if isinstance(given, nn.Module):
-        name = models.name_of(given) or f"{PYTHON}:{type(given).__name__}"
-        return Task.of(given, example), name
-    built = models.call(given, shape, federation.classes)
+        return Task.of(given, example), f"{PYTHON}:{type(given).__name__}"
+    with seeded_globally(Key(seed).fold("model")):
+        built = models.call(given, shape, federation.classes)
     name = getattr(given, "__name__", "function")
     return Task.of(built, example), reference(given) or f"{PYTHON}:{name}"
 

@@ -187,7 +187,7 @@ def test_density_is_the_share_of_prunable_weights_kept() -> None:
 
 
 def test_a_model_without_prunable_weights_is_dense() -> None:
-    task = Task.of(nn.Linear(3, 2), torch.zeros(2, 3), prunable=[])
+    task = Task.of(nn.Linear(3, 2), torch.zeros(2, 3), prunable=[], start="seed")
     assert density(task.layout, {}) == 1.0
     assert effort(task.layout, {}, 1).mean_density == 1.0
 
@@ -224,7 +224,7 @@ def test_a_masked_layer_costs_its_density(kept: int) -> None:
     ],
 )
 def test_every_convention_by_hand(model: FlopsModel, factor: float, extra: int) -> None:
-    layout = Task.of(nn.Linear(5, 8), torch.zeros(2, 5)).layout
+    layout = Task.of(nn.Linear(5, 8), torch.zeros(2, 5), start="seed").layout
     work = Effort(layout, {"weight": 0.25}, examples=21, steps=6, per_epoch=3)
     updated = 1.0 if model == "spafl-eq36" else 0.25  # the equation updates every weight
     updates = updated * 40 * 3 + 2.5 * 40 + 8 * 3

@@ -91,7 +91,9 @@ def test_one_printed_total_of_spafl_belongs_to_another_model() -> None:
 def test_operations_of_flash(model: FlopsModel, density: float, wanted: float) -> None:
     """L1: one convolution, 3 to 8 channels, 16 x 16 outputs."""
     layer = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-    layout = Task.of(nn.Sequential(layer, nn.Flatten()), torch.zeros(2, 3, 16, 16)).layout
+    layout = Task.of(
+        nn.Sequential(layer, nn.Flatten()), torch.zeros(2, 3, 16, 16), start="seed"
+    ).layout
     effort = Effort(layout, {"0.weight": density}, 1, 1, 1)
     assert FLOPS[model](effort) == pytest.approx(wanted, rel=1e-12)
 

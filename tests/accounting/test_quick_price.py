@@ -33,7 +33,7 @@ CONTENT = {"pffdst", "pffdst-no-freezing", "pffdst-variants", "pffdst-code", "pf
 
 @cache
 def task() -> Task:
-    return Task.of(build("mlp:hidden=8", (1, 8, 8), 10), torch.zeros(2, 1, 8, 8))
+    return Task.of(build("mlp:hidden=8", (1, 8, 8), 10), torch.zeros(2, 1, 8, 8), start="seed")
 
 
 def blank(method: AnyMethod, rounds: int) -> Run:
@@ -79,7 +79,7 @@ def test_hundreds_of_rounds_cost_what_one_of_each_kind_does(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_500_rounds_of_lenet_are_priced_in_seconds(name: str) -> None:
     """A whole command takes 3 s of processor time; about half of it is the import of PyTorch."""
-    lenet = Task.of(build("lenet5_caffe", (1, 28, 28), 10), torch.zeros(2, 1, 28, 28))
+    lenet = Task.of(build("lenet5_caffe", (1, 28, 28), 10), torch.zeros(2, 1, 28, 28), start="seed")
     method = fields.replace(METHODS[name], {"clients": 10})
     where = {"classes": 10, "pool": 100, "examples": 600, "rounds": 500}
     started = process_time()
@@ -98,7 +98,7 @@ def test_500_rounds_of_lenet_are_priced_in_seconds(name: str) -> None:
         ("fedspa-variants", {"own_start": True}),
         ("feddst-variants", {"final_density": 0.1}),
         ("flash-variants", {"churn": 0.2}),
-        ("spafl-variants", {"start": "sent"}),
+        ("spafl-variants", {"weight_start": "sent"}),
         ("fedmef-variants", {"adjust_at_once": True, "upload": "all", "prune_first": True}),
         ("pffdst-variants", {"readjust": "learned", "mask_every": 3}),
         ("fedavg", {"clients": POOL}),
@@ -146,7 +146,9 @@ LEARNED = [
 def data() -> tuple[object, Task]:
     found = federation("synthetic", None, POOL, seed=0)
     example = found.client(0).train.x[:2]
-    return found, Task.of(build("mlp:hidden=16", tuple(example.shape[1:]), found.classes), example)
+    return found, Task.of(
+        build("mlp:hidden=16", tuple(example.shape[1:]), found.classes), example, start="seed"
+    )
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -187,7 +187,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def net(name: str, arithmetic: Arithmetic = "native") -> Task:
     """The task of a model."""
     make, shape = NETS[name]
-    return Task.of(make(), torch.zeros(2, *shape), arithmetic=arithmetic)
+    return Task.of(make(), torch.zeros(2, *shape), arithmetic=arithmetic, start="seed")
 
 
 KERNELS = pytest.mark.skipif(library() is None, reason=missing())

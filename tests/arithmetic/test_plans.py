@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_planned_says_why(name: str) -> None:
     module, example, reason = REFUSED[name]
     with torch.no_grad():
         module(example)
-    task = Task.of(module, example, arithmetic="native")
+    task = Task.of(module, example, arithmetic="native", start="seed")
     assert isinstance(task.planned, str)
     assert task.planned.startswith("the kernels cannot run this model: ")
     assert reason in task.planned
@@ -113,7 +113,9 @@ def test_models_of_supported_steps_are_planned(name: str) -> None:
 def test_a_model_for_another_criterion_is_left_to_torch() -> None:
     module = nn.Sequential(nn.Linear(5, 3))
     criterion = nn.functional.mse_loss
-    task = Task.of(module, torch.zeros(2, 5), criterion=criterion, arithmetic="native")
+    task = Task.of(
+        module, torch.zeros(2, 5), criterion=criterion, arithmetic="native", start="seed"
+    )
     assert task.planned == "the kernels know no criterion but cross-entropy"
 
 
@@ -130,7 +132,7 @@ def chain_named(name: str) -> Chain:
     if name in NETS:
         task = net(name)
     else:
-        task = Task.of(build(name, MODELS[name], 10), torch.zeros(2, *MODELS[name]))
+        task = Task.of(build(name, MODELS[name], 10), torch.zeros(2, *MODELS[name]), start="seed")
     return chain_of(task.module, task.layout)
 
 

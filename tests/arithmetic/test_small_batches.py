@@ -26,7 +26,9 @@ SHAPES = ((1,), (16,), (70,), (1, 9, 9), (3, 5, 5), (2, 3, 6), (2, 6, 6), (3, 1,
 def net(shape: tuple[int, ...], hidden: int, arithmetic: Arithmetic) -> Task:
     inputs = torch.Size(shape).numel()
     layers = (nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 3))
-    return Task.of(nn.Sequential(*layers), torch.zeros(2, *shape), arithmetic=arithmetic)
+    return Task.of(
+        nn.Sequential(*layers), torch.zeros(2, *shape), arithmetic=arithmetic, start="seed"
+    )
 
 
 def examples(shape: tuple[int, ...], size: int, channels_last: bool = True) -> Batch:

@@ -79,6 +79,24 @@ class KeepsAnArray(FedAvg):
 
 
 @dataclass(frozen=True)
+class SendsAll(FedAvg):
+    """Sends what every client has already."""
+
+    def init(self, ctx: Ctx) -> Server:
+        return Server({**super().init(ctx).params, **ctx.task.constants})
+
+
+@dataclass(frozen=True)
+class Thaws(FedAvg):
+    """Trains what is frozen, where nobody looks."""
+
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+        for tensor in ctx.task.constants.values():
+            tensor.data += 0.01
+        return super().finish(ctx, work)
+
+
+@dataclass(frozen=True)
 class Mystery:
     params: Params
 
@@ -441,6 +459,12 @@ BAD: list[tuple[Any, str, str]] = [
         "replies are what the server expects",
         "RuntimeError: the server cannot derive how NeedsItsOwnData replies to a Down: .*no data",
     ),
+    (
+        SendsAll(),
+        "frozen parameters stay where they are",
+        "Server holds '0.0.weight'.*partly frozen",
+    ),
+    (Thaws(), "frozen parameters stay where they are", "a frozen parameter was changed"),
     (CountsGlobally(), "calls can be repeated", "begin of client .* when it is called again"),
     (RemembersClients(), "calls can be repeated", "when (it is called again|all is done again)"),
     (HidesOnSelf(), "calls can be repeated", "when (it is called again|all is done again)"),

@@ -54,7 +54,7 @@ def of(
     """A model with norms that do something and weights of a density."""
     draw = gs.Key(1).generator()
     x = torch.randn(count, *shape, generator=draw)
-    task = gs.Task.of(module, torch.zeros(2, *shape))
+    task = gs.Task.of(module, torch.zeros(2, *shape), start="seed")
     params = task.init(gs.Key(2))
     for name, tensor in params.items():
         noise = torch.rand(tensor.shape, generator=draw)

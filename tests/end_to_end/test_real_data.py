@@ -12,7 +12,7 @@ SKEWED = "dirichlet:0.3"
 def curve(method: Method, federation: data.Tensors, rounds: int) -> gs.Summary:
     example = federation.client(0).train.x[:2]
     module = models.build("lenet5_caffe", federation.shape, federation.classes)
-    task = gs.Task.of(module, example)
+    task = gs.Task.of(module, example, start="seed")
     return gs.run(method, task, federation, rounds=rounds, seed=1)
 
 

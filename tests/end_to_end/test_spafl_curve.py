@@ -49,7 +49,9 @@ class Curve:
 def test_spafl_prunes_and_keeps_learning() -> None:
     """Six clients with about a hundred images each, three of them in each of twenty rounds."""
     federation = data.federation("fmnist-mini", "dirichlet:0.3", pool=80, seed=1)
-    task = gs.Task.of(models.build("lenet5_caffe", federation.shape, 10), federation.test.x[:2])
+    task = gs.Task.of(
+        models.build("lenet5_caffe", federation.shape, 10), federation.test.x[:2], start="seed"
+    )
     settings = {"clients": 3, "epochs": 2.0, "batch": 32, "lr": 0.02, "alpha": 0.008}
     curve = Curve()
     found = gs.run(

@@ -202,7 +202,7 @@ class Scaled(nn.Module):
 
 
 def test_a_parameter_without_dimensions_is_trained_sent_and_evaluated() -> None:
-    summary = run(fedavg(), Task.of(Scaled(), torch.zeros(2, 5)), Toy(), rounds=2)
+    summary = run(fedavg(), Task.of(Scaled(), torch.zeros(2, 5), start="seed"), Toy(), rounds=2)
     assert summary.state.params["scale"].shape == () and summary.state.params["scale"] != 2
     assert summary.accuracy["personal_mean"] is not None
 
@@ -222,7 +222,7 @@ def test_density_is_the_share_of_prunable_weights_that_are_not_zero() -> None:
     assert density(task.layout, dense) == 1.0
     assert density(task.layout, half) == kept / (5 * 8 + 8 * 3)
     assert density(task.layout, Ensemble((dense, half), (1.0, 1.0))) == (64 + kept) / 128
-    bare = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), prunable=lambda leaf: False)
+    bare = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), prunable=lambda leaf: False, start="seed")
     assert density(bare.layout, bare.init(Key(1))) == 1.0
 
 

@@ -64,7 +64,7 @@ def passes(evaluate: Evaluator, ctx: Ctx, state: Server, store: Store) -> list[i
 
 
 def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -> None:
-    task, federation = Task.of(Counted(), torch.zeros(2, 5)), Toy(rows=True)
+    task, federation = Task.of(Counted(), torch.zeros(2, 5), start="seed"), Toy(rows=True)
     method = replace(METHOD, buffers="local")
     ctx, workers = server_ctx(task), Workers(task, 1)
     evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
@@ -96,7 +96,7 @@ def test_only_personal_models_that_changed_are_evaluated_again(tmp_path: Path) -
 def test_a_model_that_changed_where_no_glance_falls_is_evaluated_again(tmp_path: Path) -> None:
     """Weights of 20 x 500 numbers, of which a glance sees every 157th; one other one changes."""
     module = nn.Sequential(nn.Linear(5, 20), nn.BatchNorm1d(20), nn.Linear(20, 500))
-    task, federation = Task.of(module, torch.zeros(2, 5)), Toy(rows=True)
+    task, federation = Task.of(module, torch.zeros(2, 5), start="seed"), Toy(rows=True)
     method = replace(METHOD, buffers="local")
     ctx, workers = server_ctx(task), Workers(task, 1)
     evaluate = Evaluator(Run(method, task, federation, rounds=10, options=Options()), workers)
@@ -172,7 +172,7 @@ def test_a_client_that_keeps_something_may_still_have_the_global_model(
 
 
 def test_the_global_model_of_a_client_that_keeps_something_is_not_run_again(tmp_path: Path) -> None:
-    task, federation = Task.of(Counted(), torch.zeros(2, 5)), Toy(rows=True)
+    task, federation = Task.of(Counted(), torch.zeros(2, 5), start="seed"), Toy(rows=True)
     method, ctx = Remembers(), server_ctx(task)
     store = Store(tmp_path, record_types(method))
     state = Server(task.init(Key(1)))

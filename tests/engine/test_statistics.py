@@ -49,13 +49,15 @@ class Shared(nn.Module):
 
 
 def shared() -> Task:
-    return Task.of(Shared(), torch.zeros(2, INPUTS))
+    return Task.of(Shared(), torch.zeros(2, INPUTS), start="seed")
 
 
 def pictures() -> Task:
     parts = [nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.5)]
     more = [nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8, momentum=0.9), nn.Flatten()]
-    return Task.of(nn.Sequential(*parts, *more, nn.Linear(32, 3)), torch.zeros(2, 3, 6, 6))
+    return Task.of(
+        nn.Sequential(*parts, *more, nn.Linear(32, 3)), torch.zeros(2, 3, 6, 6), start="seed"
+    )
 
 
 TASKS = {"twice": shared, "pictures": pictures, "plain": normed}
@@ -138,7 +140,7 @@ def test_a_model_without_batch_normalisation_is_untouched(bare) -> None:  # type
 
 def test_statistics_that_are_not_kept_have_no_names() -> None:
     free = nn.Sequential(nn.BatchNorm1d(INPUTS, track_running_stats=False), nn.Linear(INPUTS, 3))
-    task = Task.of(free, torch.zeros(2, INPUTS))
+    task = Task.of(free, torch.zeros(2, INPUTS), start="seed")
     assert task.layout.batch_norm and task.running_statistics == ()
     assert shared().running_statistics == ("norm.running_mean", "norm.running_var")
 

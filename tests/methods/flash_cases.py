@@ -55,7 +55,7 @@ def net(norm: bool = False) -> Task:
     middle = nn.BatchNorm2d(4) if norm else nn.ReLU()
     parts = [nn.Conv2d(1, 4, 3), middle, nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()]
     module = nn.Sequential(*parts, nn.Linear(24, CLASSES))
-    return Task.of(module, torch.zeros(2, 1, SIDE, SIDE))
+    return Task.of(module, torch.zeros(2, 1, SIDE, SIDE), start="seed")
 
 
 def federation(*budgets: float, pool: int = 12) -> Tiny:

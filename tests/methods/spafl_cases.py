@@ -86,7 +86,7 @@ def layer(weight: Any = WEIGHT, pull: Sequence[float] = PULL) -> Task:
         return (outputs * torch.tensor(pull)).sum()
 
     example = torch.zeros(2, values.shape[1], dtype=torch.float64)
-    return Task.of(module, example, criterion=criterion)
+    return Task.of(module, example, criterion=criterion, start="seed")
 
 
 def state(task: Task) -> Params:

@@ -32,7 +32,7 @@ MODELS = {
 def priced(data: str, method: AnyMethod) -> Price:
     """A price by a dry run: every message is encoded, no step is taken."""
     name, shape, classes, examples = MODELS[data]
-    task = Task.of(build(name, shape, classes), torch.zeros(2, *shape))
+    task = Task.of(build(name, shape, classes), torch.zeros(2, *shape), start="seed")
     options = Options(workers=1, eval_every=0, flops_model="spafl")
     where = {"classes": classes, "pool": POOL, "examples": examples}
     return price(method, task, rounds=ROUNDS, options=options, **where)

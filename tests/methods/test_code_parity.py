@@ -235,7 +235,7 @@ class Twenty(nn.Module):
 
 def phases_of_twenty(method: PFFDSTVariants, rounds: int = 40) -> list[tuple[Any, Any, Any, Any]]:
     """Every round of the toy of oracle M4, with a client that trains: state, down, up, merged."""
-    task, client = Task.of(Twenty(), torch.zeros(2, 10)), Client(0, 12)
+    task, client = Task.of(Twenty(), torch.zeros(2, 10), start="seed"), Client(0, 12)
     draw = Key(7).generator()
     examples = Examples(torch.randn(12, 10, generator=draw), torch.arange(12) % 2)
     data = replace(Tiny().client(0), train=examples, valid=examples, test=examples)

@@ -38,7 +38,7 @@ from helpers import Toy, batch_of, client_ctx, linear, mlp, normed, same, server
 
 @pytest.fixture
 def ctx() -> Ctx:
-    return server_ctx(Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64)))
+    return server_ctx(Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64), start="seed"))
 
 
 def exchanges(

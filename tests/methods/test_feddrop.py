@@ -41,7 +41,7 @@ HALF = Axes("units", Dropping(conv_rate=0.5, linear_rate=0.5))
 
 @cache
 def task_of(model: str, shape: tuple[int, ...], classes: int) -> Task:
-    return Task.of(build(model, shape, classes), torch.zeros(2, *shape))
+    return Task.of(build(model, shape, classes), torch.zeros(2, *shape), start="seed")
 
 
 def lenet() -> Task:
@@ -142,7 +142,9 @@ def test_residual_streams_stay_whole() -> None:
 def test_counts_are_exact_where_floating_point_is_not() -> None:
     assert 0.29 * 100 < 29
     wide = Task.of(
-        nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 2)), torch.zeros(2, 2)
+        nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 2)),
+        torch.zeros(2, 2),
+        start="seed",
     )
     kept = plan(Axes("units", Dropping(linear_rate=0.29)), submodels.trace(wide))
     assert kept == {"0.weight": 71}
@@ -158,7 +160,7 @@ def test_every_unit_is_dropped_as_often_as_any_other() -> None:
 
 def test_inputs_of_the_first_and_last_layer_have_a_rate_of_their_own() -> None:
     chain = [nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)]
-    task = Task.of(nn.Sequential(*chain), torch.zeros(2, 100))
+    task = Task.of(nn.Sequential(*chain), torch.zeros(2, 100), start="seed")
     kept = plan(Dropping(edge_rate=0.2), submodels.trace(task))
     assert kept == {"0.weight:in": 80, "0.weight": 20, "2.weight": 32}
 
@@ -205,7 +207,7 @@ def picture_net() -> Task:
     torch.manual_seed(0)
     features = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()]
     head = [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 3)]
-    return Task.of(nn.Sequential(*features, *head), torch.zeros(2, 1, 8, 8))
+    return Task.of(nn.Sequential(*features, *head), torch.zeros(2, 1, 8, 8), start="seed")
 
 
 def pictures(count: int = 12) -> Examples:

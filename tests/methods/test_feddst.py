@@ -74,7 +74,9 @@ def test_a_mask_goes_up_in_readjustment_rounds_only_and_never_from_random_masks(
 
 
 def test_lenet_keeps_the_published_quotas_and_sends_as_much() -> None:
-    task = Task.of(models.build("lenet_cifar", (3, 32, 32), 10), torch.zeros(2, 3, 32, 32))
+    task = Task.of(
+        models.build("lenet_cifar", (3, 32, 32), 10), torch.zeros(2, 3, 32, 32), start="seed"
+    )
     state = FedDST().init(ctx(task, 0))
     assert list(sparsity.count(state.masks).values()) == [103, 492, 153_438, 2_126, 240]
     down = FedDST().down(ctx(task, 1), state, CLIENT)

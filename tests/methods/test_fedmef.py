@@ -57,7 +57,7 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
 
 def forgetful(layer: nn.Module, share: float, example: Tensor) -> nn.Module:
     """The layer as it stands in a task that forgets, behind one that does not count as data."""
-    task = act.pruned(Task.of(nn.Sequential(layer), example), share)
+    task = act.pruned(Task.of(nn.Sequential(layer), example, start="seed"), share)
     return task.module[0]  # type: ignore[index]
 
 
@@ -163,9 +163,9 @@ def test_arithmetic_of_16_bits_and_other_paddings_work_too() -> None:
     module = nn.Sequential(*parts, nn.Linear(32, 3))
     x = torch.randn(4, 1, SIDE, SIDE, generator=Key(1).generator())
     batch = batch_of(x, torch.arange(4) % 3)
-    exact = Task.of(module, x)
+    exact = Task.of(module, x, start="seed")
     params = exact.init(Key(0))
-    small = act.pruned(Task.of(module, x, precision="bf16"), 0.5)
+    small = act.pruned(Task.of(module, x, precision="bf16", start="seed"), 0.5)
     kinds = [type(part).__name__ for part in small.module.children()]  # type: ignore[union-attr]
     assert kinds == ["_Conv2d", "Conv2d", "Flatten", "_Linear"]
     found = small.gradients(params, batch).grads
@@ -180,7 +180,9 @@ def test_arithmetic_of_16_bits_and_other_paddings_work_too() -> None:
 
 def test_filters_have_mean_zero_and_one_norm_over_their_active_weights() -> None:
     """Weights 1 and 3 of four: mean 2, variance 1, so -1 and 1 over the root of two."""
-    task = Task.of(nn.Sequential(nn.Conv2d(1, 3, 2, bias=False)), torch.zeros(2, 1, 4, 4))
+    task = Task.of(
+        nn.Sequential(nn.Conv2d(1, 3, 2, bias=False)), torch.zeros(2, 1, 4, 4), start="seed"
+    )
     weight = torch.tensor([[1.0, 3.0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]]).reshape(3, 1, 2, 2)
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]).reshape(3, 1, 2, 2) > 0
     found = act.standardised(task.layout, {"0.weight": weight}, {"0.weight": mask}, gain=2.0)
@@ -337,7 +339,7 @@ def test_the_first_mask_is_random_with_densities_by_erk_and_known_from_the_seed(
     first = net().init(ctx.common.fold("init"))
     biggest = sparsity.largest(first, sparsity.count(state.masks))
     assert not equal(state.masks, biggest) and zero_outside(state.params, state.masks)
-    assert equal(variant(start="magnitude").init(ctx).masks, biggest)
+    assert equal(variant(mask_start="magnitude").init(ctx).masks, biggest)
     assert FedMef().down(ctx, state, Client(0, 9)).mask == Seeded(0)
 
 

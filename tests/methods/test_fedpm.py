@@ -48,7 +48,9 @@ def upload_bits(size: int, ones: int) -> float:
 @cache
 def four() -> Task:
     """Four weights, and a loss whose gradient by them is the input."""
-    return Task.of(nn.Linear(4, 1, bias=False), torch.zeros(2, 4), criterion=lambda o, y: o.sum())
+    return Task.of(
+        nn.Linear(4, 1, bias=False), torch.zeros(2, 4), criterion=lambda o, y: o.sum(), start="seed"
+    )
 
 
 def mask_of(values: list[int]) -> Masks:
@@ -148,14 +150,14 @@ def test_weights_are_a_sign_by_the_root_of_inputs_and_biases_go_with_them() -> N
 
 
 def test_gates_of_a_recurrent_layer_have_biases_too() -> None:
-    task = Task.of(build("lstm", (4, 5), 3), torch.zeros(2, 4, 5))
+    task = Task.of(build("lstm", (4, 5), 3), torch.zeros(2, 4, 5), start="seed")
     found = fan_ins(task.layout)
     assert found["lstm.bias_ih_l0"] == 5 and found["lstm.bias_hh_l0"] == found["lstm.weight_hh_l0"]
 
 
 def test_only_what_is_prunable_is_masked_and_the_rest_stays_as_it_begins() -> None:
     module = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    task = Task.of(module, torch.zeros(2, 5), prunable=["2.weight"])
+    task = Task.of(module, torch.zeros(2, 5), prunable=["2.weight"], start="seed")
     method = FedPM()
     ctx = server_ctx(task)
     state = method.init(ctx)
@@ -333,7 +335,7 @@ def test_a_mask_takes_hardly_more_than_that_on_the_wire(share: float, most: floa
 
 def test_lenet_costs_what_the_formula_says() -> None:
     """Probabilities down alone are 68.88 Gbit, more than the 66.554 that SpaFL prints for all."""
-    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY))
+    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY), start="seed")
     where = {"classes": 10, "pool": 100, "examples": 600}
     found = price(FedPM(), task, rounds=1, options=Options(workers=1, eval_every=0), **where)
     assert found.total("down").paper * 500 / 1e9 == pytest.approx(68.88, rel=1e-12)
@@ -374,7 +376,7 @@ def test_what_adam_does_not_have_is_refused(setting: str) -> None:
 
 
 def test_a_model_without_layers_to_mask_is_refused() -> None:
-    task = Task.of(nn.Linear(4, 1), torch.zeros(2, 4), prunable=lambda leaf: False)
+    task = Task.of(nn.Linear(4, 1), torch.zeros(2, 4), prunable=lambda leaf: False, start="seed")
     with pytest.raises(ValueError, match="`prunable=`"):
         FedPM().init(server_ctx(task))
 

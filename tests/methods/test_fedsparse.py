@@ -70,7 +70,7 @@ def tiny(relaxation: str) -> tuple[FedSparseVariants, Work]:
     method = toy(
         relaxation=relaxation, gate_head="gated", lambda0=0.01, cross_entropy=0.5, drift=0.1
     )
-    task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2))
+    task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), start="seed")
     alive = {"weight": torch.ones(2, dtype=torch.bool)}
     part = part_of(task, groups_of(method, task), alive, {"weight": SERVER}, {})
     work = gated_training.begin(part, raw_of(0.499, 0.223), 1e-3, drift=0.1)

@@ -178,7 +178,10 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.Tanh()], ids=["relu", "tanh"])
 def test_units_that_are_added_go_when_all_their_filters_are_pruned(act: nn.Module) -> None:
-    task, method = Task.of(Block(act), torch.zeros(2, 1, SIDE, SIDE)), toy(lambda0=1e-3)
+    task, method = (
+        Task.of(Block(act), torch.zeros(2, 1, SIDE, SIDE), start="seed"),
+        toy(lambda0=1e-3),
+    )
     dead = {"stem.weight": [0, 1], "inner.weight": [0, 2], "outer.weight": [1, 2]}
     state = pruned(method, task, dead)
     found = shapes(method, task, state)
@@ -187,7 +190,7 @@ def test_units_that_are_added_go_when_all_their_filters_are_pruned(act: nn.Modul
 
 
 def test_units_that_are_added_may_have_biases_that_a_relu_cuts_off() -> None:
-    task = Task.of(Block(nn.ReLU(), bias=True), torch.zeros(2, 1, SIDE, SIDE))
+    task = Task.of(Block(nn.ReLU(), bias=True), torch.zeros(2, 1, SIDE, SIDE), start="seed")
     method = toy(lambda0=1e-3)
     dead = {"stem.weight": [0, 1, 2], "inner.weight": [0, 2], "outer.weight": [1, 2]}
     state = moved(
@@ -205,7 +208,7 @@ def test_units_that_are_added_may_have_biases_that_a_relu_cuts_off() -> None:
 
 def test_a_bias_before_another_function_than_relu_keeps_its_unit() -> None:
     parts = (nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-    task = Task.of(nn.Sequential(nn.Flatten(), *parts), torch.zeros(2, 4))
+    task = Task.of(nn.Sequential(nn.Flatten(), *parts), torch.zeros(2, 4), start="seed")
     for gate_bias, left in ((False, 6), (True, 4)):
         method = toy(gate_bias=gate_bias)
         state = pruned(method, task, {"1.weight": [0, 1]})
@@ -264,7 +267,7 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_cannot_be_followed_is_trained_as_a_whole() -> None:
-    task, method = Task.of(Branching(), torch.zeros(2, 4)), toy()
+    task, method = Task.of(Branching(), torch.zeros(2, 4), start="seed"), toy()
     state = pruned(method, task, {"one.weight": [0, 5]})
     down = sent(method, task, state)
     groups = groups_of(method, task)

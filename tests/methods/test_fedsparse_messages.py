@@ -156,7 +156,7 @@ def test_the_papers_gigabytes_are_gibibytes(
 
 
 def resnet() -> Task:
-    return Task.of(gs.models.build("resnet20", COLOUR, 100), torch.zeros(2, *COLOUR))
+    return Task.of(gs.models.build("resnet20", COLOUR, 100), torch.zeros(2, *COLOUR), start="seed")
 
 
 def test_thresholds_are_never_rounded() -> None:

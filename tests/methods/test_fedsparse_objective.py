@@ -43,7 +43,7 @@ LOGITS = vector(1.0, 0.60679775)
 
 def of_o4(concrete: HardConcrete) -> Work:
     """The client in the midst of its training."""
-    task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2))
+    task = Task.of(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), start="seed")
     groups = OtherGates(gate_head="gated").groups(task.layout)
     alive = {"weight": torch.ones(2, dtype=torch.bool)}
     part = part_of(task, groups, alive, {"weight": SERVER}, {})

@@ -45,7 +45,7 @@ def line(weights: Sequence[Sequence[float]]) -> Task:
     """A linear layer in float64 without a bias, which starts with these weights."""
     rows = torch.tensor(weights, dtype=DOUBLE)
     layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=DOUBLE)
-    return Task.of(layer, torch.zeros(2, rows.shape[1], dtype=DOUBLE))
+    return Task.of(layer, torch.zeros(2, rows.shape[1], dtype=DOUBLE), start="seed")
 
 
 def state_of(method: Any, task: Task, weights: Tensor, thresholds: Tensor) -> Server:
@@ -354,7 +354,7 @@ def test_groups_of_zeros_are_refused() -> None:
     plain = layers[0]
     plain.reset_parameters = lambda: None  # type: ignore[assignment]
     nn.init.zeros_(plain.weight[1])  # type: ignore[arg-type]
-    task = Task.of(layers, torch.zeros(2, 4))
+    task = Task.of(layers, torch.zeros(2, 4), start="seed")
     with pytest.raises(
         ValueError, match=r"1 of 3 groups of 0.weight are initialised to zero.*`prunable=`"
     ):

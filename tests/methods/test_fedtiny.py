@@ -89,7 +89,7 @@ def steps(method: FedTiny, ctx: Ctx, down: Any, local: Any) -> list[tuple[Any, A
 
 def test_every_tenth_round_of_the_first_hundred_adjusts_fewer_and_fewer_weights() -> None:
     """The count is 0.15 (1 + cos(pi r / 100)) of a layer's weights, rounded down."""
-    task = Task.of(nn.Linear(100, 100), torch.zeros(2, 100))
+    task = Task.of(nn.Linear(100, 100), torch.zeros(2, 100), start="seed")
     found = [Adjustment().due(at(number, task), {"weight": 2000}) for number in range(120)]
     assert [number for number, asked in enumerate(found) if asked] == list(range(10, 100, 10))
     for number in range(10, 100, 10):
@@ -117,7 +117,9 @@ def test_ratios_begin_and_end_as_published(
 
 
 def deep(layers: int) -> Task:
-    return Task.of(nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))), torch.zeros(2, 4))
+    return Task.of(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))), torch.zeros(2, 4), start="seed"
+    )
 
 
 @pytest.mark.parametrize(("layers", "blocks"), [(7, 5), (5, 5), (3, 5), (12, 5), (4, 1)])
@@ -328,7 +330,7 @@ def test_the_server_grows_the_mean_gradient_and_prunes_the_smallest_weight() -> 
 
     Six weights, three active; 0.4 of them is one. Weight 1 is the smallest after the mean.
     """
-    task = Task.of(nn.Linear(3, 2, bias=False), torch.zeros(2, 3))
+    task = Task.of(nn.Linear(3, 2, bias=False), torch.zeros(2, 3), start="seed")
     method = variant(candidates=1, adjust_ratio=0.4, adjust_at_once=True, density=0.5)
     mask = {"weight": torch.tensor([[True, True, True], [False, False, False]])}
     state = Server(mask_adjustment.start(task.init(Key(1)), mask, 0), ())
@@ -505,7 +507,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="use `rounds=3` or more, or `candidates=1`"):
         toy().init(at(0, net(norm=True), rounds=2))
     toy(candidates=1).init(at(0, net(norm=True), rounds=1))
-    nothing = Task.of(nn.BatchNorm1d(4), torch.zeros(2, 4))
+    nothing = Task.of(nn.BatchNorm1d(4), torch.zeros(2, 4), start="seed")
     with pytest.raises(ValueError, match="no layer that may be pruned"):
         toy().init(at(0, nothing))
 

@@ -65,7 +65,9 @@ class Messages:
 @cache
 def task_of(model: str) -> Task:
     shape, classes, prunable = MODELS[model]
-    return Task.of(build(model, shape, classes), torch.zeros(2, *shape), prunable=prunable)
+    return Task.of(
+        build(model, shape, classes), torch.zeros(2, *shape), prunable=prunable, start="seed"
+    )
 
 
 @cache
@@ -230,7 +232,7 @@ def known(up: Update, state: Server) -> Update:
 def test_masks_go_down_to_clients_whose_mask_is_stale() -> None:
     """C3: 100 clients, 10 of them in a round, masks that change in every fifth."""
     assert stale_share(0.1, 5) == pytest.approx(0.81902, abs=5e-6)
-    task = Task.of(nn.Linear(4, 3), torch.zeros(2, 4))
+    task = Task.of(nn.Linear(4, 3), torch.zeros(2, 4), start="seed")
     method = toy("jmwst", clients=10, mask_every=5, density=0.5, allocation="uniform")
     first, *later = masks_sent(method, task, 5 * WINDOWS + 1)
     assert first == 10
@@ -245,7 +247,7 @@ def test_masks_go_down_to_clients_whose_mask_is_stale() -> None:
 
 
 def test_masks_that_change_in_every_round_go_down_to_everybody() -> None:
-    task = Task.of(nn.Linear(4, 3), torch.zeros(2, 4))
+    task = Task.of(nn.Linear(4, 3), torch.zeros(2, 4), start="seed")
     assert stale_share(0.1, 1) == pytest.approx(1)
     method = toy("jmwst", clients=10, density=0.5, allocation="uniform")
     assert masks_sent(method, task, 30) == [10] * 30
@@ -258,7 +260,7 @@ def picture_task() -> Task:
     """Oracle L1: one convolution from 3 to 8 channels, 16 x 16 outputs."""
     layer = nn.Conv2d(3, 8, 3, padding=1, bias=False)
     parts = (layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Task.of(nn.Sequential(*parts), torch.zeros(2, 3, 16, 16))
+    return Task.of(nn.Sequential(*parts), torch.zeros(2, 3, 16, 16), start="seed")
 
 
 def worked(method: Any, round: int) -> tuple[float, float]:

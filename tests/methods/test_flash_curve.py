@@ -18,7 +18,9 @@ COMMON: dict[str, Any] = {"clients": 5, "epochs": 2.0, "batch": 16}
 def test_spdst_learns_with_a_tenth_of_the_weights_and_sends_little() -> None:
     """The first round trains nothing that is kept; the others are as those of FedAvg."""
     federation = data.federation("fmnist-mini", "dirichlet:0.3", pool=POOL, seed=1)
-    task = gs.Task.of(models.build("mlp", federation.shape, 10), federation.test.x[:2])
+    task = gs.Task.of(
+        models.build("mlp", federation.shape, 10), federation.test.x[:2], start="seed"
+    )
     changes = {"density": 0.1, "probe_clients": 2, "probe_epochs": 1.0, "lr_end": 0.05}
     options = gs.Options(workers=1, eval_every=ROUNDS, personal=False)
     heard = Heard()

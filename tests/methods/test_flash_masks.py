@@ -268,7 +268,7 @@ def test_a_server_keeps_masks_for_so_many_budgets() -> None:
 
 @pytest.mark.parametrize("method", [toy(), NST()])
 def test_a_model_without_prunable_layers_is_refused(method: Any) -> None:
-    task = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), prunable=[])
+    task = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), prunable=[], start="seed")
     with pytest.raises(ValueError, match="`prunable=`"):
         check(method, task, Toy(), rounds=4)
 

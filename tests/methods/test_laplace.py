@@ -29,7 +29,7 @@ from helpers import Toy, batch_of, client_ctx, mlp, normed, same, server_ctx
 
 
 def two(criterion: Any = nn.functional.cross_entropy) -> Task:
-    return Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64), criterion=criterion)
+    return Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64), criterion=criterion, start="seed")
 
 
 def exchanges(values: Sequence[Sequence[float]]) -> list[Exchange[Down, Up]]:
@@ -244,7 +244,7 @@ class LyingLaplace(Laplace):
 @cache
 def problem() -> tuple[Any, Task]:
     found = federation("fmnist-mini", "iid", 10)
-    return found, Task.of(build("mlp:hidden=32", (1, 28, 28), 10), found.test.x[:2])
+    return found, Task.of(build("mlp:hidden=32", (1, 28, 28), 10), found.test.x[:2], start="seed")
 
 
 def accuracy(method: Any) -> float:

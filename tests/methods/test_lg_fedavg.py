@@ -131,14 +131,16 @@ def test_what_cannot_be_shared_is_said(wish: str, said: str) -> None:
 
 
 def test_norms_alone_are_nothing_to_share() -> None:
-    ends = Task.of(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), torch.zeros(2, 5))
+    ends = Task.of(
+        nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), torch.zeros(2, 5), start="seed"
+    )
     with pytest.raises(ValueError, match="`shared='1'` leaves nothing to share"):
         METHOD.init(server_ctx(ends))
     assert tuple(shared(ends.layout, "2")) == ("0.weight", "0.bias")
 
 
 def test_a_module_of_one_layer_names_its_tensors() -> None:
-    lone = Task.of(nn.Linear(5, 3), torch.zeros(2, 5)).layout
+    lone = Task.of(nn.Linear(5, 3), torch.zeros(2, 5), start="seed").layout
     assert tuple(shared(lone, "1")) == ("weight", "bias")
     with pytest.raises(ValueError, match="it has weight, bias"):
         shared(lone, "head")

@@ -269,7 +269,7 @@ def test_without_other_readings_it_is_the_papers_mask_learning(task: str, group:
 
 def grown(batches_of_epoch: int, kept: int, epochs: float, probe: bool) -> list[tuple[int, int]]:
     """One layer of 10,000 weights in FLASH's hands: when it grows weights, and how many."""
-    task = Task.of(nn.Linear(100, 100, bias=False), torch.zeros(2, 100))
+    task = Task.of(nn.Linear(100, 100, bias=False), torch.zeros(2, 100), start="seed")
     density = kept / 10_000
     method = Flash(
         training=replace(Flash().training, batch=2, epochs=epochs),

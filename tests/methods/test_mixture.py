@@ -73,7 +73,7 @@ class Two(nn.Module):
 
 @pytest.fixture
 def ctx() -> Ctx:
-    return server_ctx(Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64)))
+    return server_ctx(Task.of(Two(), torch.zeros(2, 2, dtype=torch.float64), start="seed"))
 
 
 def exchanges(values: Sequence[Sequence[float]], sizes: Sequence[int] = (10, 20, 30)) -> Any:
@@ -265,7 +265,7 @@ def test_a_client_starts_from_the_model_of_least_loss() -> None:
     starts = []
     for round in range(12):
         other = replace(own, key=Key(round))
-        work = MixtureVariants(start="random").begin(other, down, None).work
+        work = MixtureVariants(model_start="random").begin(other, down, None).work
         params = work.inner.inner.params
         starts += [n for n, each in enumerate(down.models) if same(params, each)]
     assert sorted(set(starts)) == [0, 1, 2]

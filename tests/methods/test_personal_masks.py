@@ -34,7 +34,7 @@ def bits(*values: int) -> torch.Tensor:
 
 
 def line(inputs: int, outputs: int = 1) -> Task:
-    return Task.of(nn.Linear(inputs, outputs), torch.zeros(2, inputs))
+    return Task.of(nn.Linear(inputs, outputs), torch.zeros(2, inputs), start="seed")
 
 
 def eager(name: str, **changes: Any) -> Any:
@@ -261,13 +261,13 @@ def judged(task: Task, examples: int = 20, right: bool = True) -> Any:
 
 def hundred(pruned: int) -> tuple[Task, dict[str, torch.Tensor], Masks]:
     """A layer without bias whose weights are all different, and a mask without the smallest."""
-    task = Task.of(nn.Linear(100, 2, bias=False), torch.zeros(2, 100))
+    task = Task.of(nn.Linear(100, 2, bias=False), torch.zeros(2, 100), start="seed")
     weights = torch.stack([torch.arange(1.0, 101), -torch.arange(101.0, 201)])
     return task, {"weight": weights}, {"weight": weights.abs() > 2 * pruned}
 
 
 def test_the_last_steps_of_subfedavg_are_small_and_end_at_the_target() -> None:
-    task = Task.of(nn.Linear(100_000, 2, bias=False), torch.zeros(2, 100_000))
+    task = Task.of(nn.Linear(100_000, 2, bias=False), torch.zeros(2, 100_000), start="seed")
     weights = torch.stack([torch.arange(1.0, 100_001), -torch.arange(100_001.0, 200_001)])
     method, seen = SubFedAvg(accurate=0.0), []
     masks: Masks = {"weight": weights.abs() > 0.36 * 200_000}
@@ -333,7 +333,7 @@ def test_personal_models_of_subfedavg_are_as_clients_left_them() -> None:
 )
 def test_densities_of_tickets(overshoot: bool, densities: list[float]) -> None:
     size = 20_000
-    task = Task.of(nn.Linear(size, 2, bias=False), torch.zeros(2, size))
+    task = Task.of(nn.Linear(size, 2, bias=False), torch.zeros(2, size), start="seed")
     weights = {"weight": torch.arange(1.0, 2 * size + 1).reshape(2, size)}
     ctx = client_ctx(task, Examples(torch.ones(2, size), torch.ones(2).long()))
     method = LotteryFLVariants(overshoot=True) if overshoot else LotteryFL()

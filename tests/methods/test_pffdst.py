@@ -45,11 +45,13 @@ class Twenty(nn.Module):
 
 
 def toy() -> Task:
-    return Task.of(Twenty(), torch.zeros(2, 10))
+    return Task.of(Twenty(), torch.zeros(2, 10), start="seed")
 
 
 def lenet() -> Task:
-    return Task.of(models.build("lenet_cifar", (3, 32, 32), 10), torch.zeros(2, 3, 32, 32))
+    return Task.of(
+        models.build("lenet_cifar", (3, 32, 32), 10), torch.zeros(2, 3, 32, 32), start="seed"
+    )
 
 
 def ctx(task: Task, number: int, rounds: int) -> Ctx:

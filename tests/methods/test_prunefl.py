@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`target_density=0\.5` is above `max_density=0\.2`"):
         variant(max_density=0.2, target_density=0.5).init(server_ctx(net()))
-    task = Task.of(nn.Linear(2, 2), torch.zeros(2, 2), prunable=())
+    task = Task.of(nn.Linear(2, 2), torch.zeros(2, 2), prunable=(), start="seed")
     with pytest.raises(ValueError, match="no layer that may be pruned"):
         toy().init(server_ctx(task))
 
@@ -150,7 +150,7 @@ def test_nothing_is_pruned_before_the_model_is_better_than_guessing() -> None:
 
 
 def test_a_client_is_ready_when_it_is_right_often_enough() -> None:
-    task = Task.of(nn.Linear(2, 4, bias=False), torch.zeros(2, 2))
+    task = Task.of(nn.Linear(2, 4, bias=False), torch.zeros(2, 2), start="seed")
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.5]])
     params = {"weight": torch.eye(4, 2)}  # says 0 or 1, whichever input is larger; 0 in a tie
     for labels, share in (([0, 1, 0, 0], 1.0), ([0, 2, 3, 0], 0.5), ([1, 2, 3, 3], 0.0)):

@@ -60,7 +60,7 @@ def test_the_engine_refuses_no_reply(gathering: str, norm: bool) -> None:
 def test_a_model_of_nothing_but_weights_can_be_measured() -> None:
     """Nothing is left for the rest, which is a number all the same."""
     parts = [nn.Conv2d(1, 4, 3, bias=False), nn.Flatten(), nn.Linear(64, CLASSES, bias=False)]
-    task = Task.of(nn.Sequential(*parts), torch.zeros(2, 1, SIDE, SIDE))
+    task = Task.of(nn.Sequential(*parts), torch.zeros(2, 1, SIDE, SIDE), start="seed")
     found = Heard()
     gs.run(toy(), task, federation(), rounds=5, sinks=[found], options=gs.Options(workers=1))
     assert not found.failed and found.measured[-1].density < 1
@@ -210,7 +210,7 @@ def test_without_pruning_it_is_fedavg() -> None:
 def test_it_finds_a_density_and_learns() -> None:
     federation = data.federation("fmnist-mini", "dirichlet:1", pool=20, seed=1)
     module = models.build("lenet5_caffe", federation.shape, 10)
-    task = gs.Task.of(module, federation.test.x[:2])
+    task = gs.Task.of(module, federation.test.x[:2], start="seed")
     method = toy(
         clients=5, steps=5, batch=20, lr=0.05, adjust_every=5, first_batches=10, first_accuracy=1.5
     )

@@ -103,14 +103,14 @@ def two_rounds(task: Task, shape: Sequence[int], classes: int, **changes: Any) -
 def test_a_model_of_the_paper_trains(
     model: str, shape: tuple[int, ...], classes: int, thresholds: int
 ) -> None:
-    task = Task.of(build(model, shape, classes), torch.zeros(2, *shape))
+    task = Task.of(build(model, shape, classes), torch.zeros(2, *shape), start="seed")
     states = two_rounds(task, shape, classes)
     assert len(states[0].known) == thresholds
 
 
 def test_an_lstm_trains_with_a_dense_head() -> None:
     module = build("lstm:hidden=8", (1, 6, 5), 3)
-    task = Task.of(module, torch.zeros(2, 1, 6, 5), prunable=["lstm.*"])
+    task = Task.of(module, torch.zeros(2, 1, 6, 5), prunable=["lstm.*"], start="seed")
     states = two_rounds(task, (1, 6, 5), 3)
     assert len(states[0].known) == 4 * 32
     assert set(task.layout.prunable) == {
@@ -148,7 +148,7 @@ class Mixed(nn.Module):
     ids=["default", "structured", "no classifier"],
 )
 def test_a_module_of_ones_own_trains(changes: dict[str, Any]) -> None:
-    task = Task.of(Mixed(), torch.zeros(2, 2, 8, 4))
+    task = Task.of(Mixed(), torch.zeros(2, 2, 8, 4), start="seed")
     states = two_rounds(task, (2, 8, 4), 3, **changes)
     head = 3 * changes.get("threshold_classifier", True)
     assert len(states[0].known) == 4 + 5 + 2 * 12 + 4 * 12 + head
@@ -194,7 +194,9 @@ def test_bits_of_the_paper(
     sampled_of_500: float,
 ) -> None:
     """The tables have 500 rounds, of 100 clients told or of the ten that train."""
-    task = Task.of(build(model, shape, classes), torch.zeros(2, *shape), prunable=prunable)
+    task = Task.of(
+        build(model, shape, classes), torch.zeros(2, *shape), prunable=prunable, start="seed"
+    )
     one = costs(task, classes, 1)
     assert 500 * paper(one) / GIGABIT == pytest.approx(all_of_500, rel=1e-12)
     if model == "lstm":
@@ -212,7 +214,7 @@ def test_bits_of_the_paper(
 def test_every_round_costs_the_same_in_the_paper_however_much_travels_besides(
     downlink: str,
 ) -> None:
-    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY))
+    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY), start="seed")
     found = costs(task, 10, 4, downlink=downlink)
     gigabits = {"all": 1.0208, "sampled": 0.1856}[downlink]
     assert found.rounds == 4
@@ -227,8 +229,8 @@ def test_every_round_costs_the_same_in_the_paper_however_much_travels_besides(
 
 
 def test_bits_and_operations_of_first_weights_that_are_sent() -> None:
-    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY))
-    sent, plain = costs(task, 10, 2, start="sent"), costs(task, 10, 2)
+    task = Task.of(build("lenet5_caffe", GREY, 10), torch.zeros(2, *GREY), start="seed")
+    sent, plain = costs(task, 10, 2, weight_start="sent"), costs(task, 10, 2)
     assert paper(sent) == paper(plain)
     start = sent.lines["down", "Down", "start"]
     assert start.paper == 0 and start.sent % (32 * 430_500) == 0

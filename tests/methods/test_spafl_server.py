@@ -340,7 +340,7 @@ def test_nothing_but_thresholds_is_shared_otherwise() -> None:
 
 @pytest.mark.parametrize("downlink", ["all", "sampled"])
 def test_first_weights_may_be_sent_once_to_each_client(downlink: str) -> None:
-    run = Told(toy(start="sent", downlink=downlink), normed())
+    run = Told(toy(weight_start="sent", downlink=downlink), normed())
     weights = run.task.init(run.ctx.common.fold("init"))
     scalars = sum(tensor.numel() for tensor in weights.values())
     for clients, new in (([0], {0}), ([0, 1], {1}), ([1], set()), ([0, 7], {7})):
@@ -356,7 +356,7 @@ def test_first_weights_may_be_sent_once_to_each_client(downlink: str) -> None:
 
 
 def test_first_weights_that_were_sent_are_those_that_are_trained() -> None:
-    run = Told(toy(start="sent"), mlp())
+    run = Told(toy(weight_start="sent"), mlp())
     down = run.down(0)
     doubled = {name: 2 * tensor for name, tensor in down.start.items()}
     work = run.method.begin(run.ctx, replace(down, start=doubled), None).work

@@ -68,7 +68,7 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_a_model_without_prunable_layers_is_refused() -> None:
-    task = Task.of(nn.LayerNorm(4), torch.zeros(2, 4))
+    task = Task.of(nn.LayerNorm(4), torch.zeros(2, 4), start="seed")
     with pytest.raises(ValueError, match="no layer that may be pruned"):
         SpaFL().init(server_ctx(task))
 
@@ -91,14 +91,14 @@ def test_the_classifier_may_go_without_thresholds() -> None:
 
 def test_the_last_linear_layer_is_no_classifier_if_it_is_not_pruned_at_all() -> None:
     module = nn.Sequential(nn.Linear(INPUTS, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    task = Task.of(module, torch.zeros(2, INPUTS), prunable=["0.weight"])
+    task = Task.of(module, torch.zeros(2, INPUTS), prunable=["0.weight"], start="seed")
     method = SpaFLVariants(threshold_classifier=False)
     assert layout_of(method, task).prunable == ("0.weight",)
 
 
 def test_a_bias_that_is_to_be_pruned_has_a_threshold_for_each_of_its_numbers() -> None:
     module = nn.Linear(INPUTS, CLASSES)
-    task = Task.of(module, torch.zeros(2, INPUTS), prunable=["weight", "bias"])
+    task = Task.of(module, torch.zeros(2, INPUTS), prunable=["weight", "bias"], start="seed")
     for structured in (False, True):
         method = toy(structured=structured, mask_grad_to_weight=True)
         ctx = client_ctx(task, data(task))

@@ -91,7 +91,9 @@ def test_a_step_follows_autograd_through_the_straight_through_step(
 ) -> None:
     module, shape = nets()[net]
     module = module.double()
-    task = Task.of(module, torch.zeros(2, *shape, dtype=torch.float64), criterion=outputs)
+    task = Task.of(
+        module, torch.zeros(2, *shape, dtype=torch.float64), criterion=outputs, start="seed"
+    )
     draw = Key(1).generator()
     params = {n: 2 * torch.randn(t.shape, generator=draw).double() for n, t in state(task).items()}
     tau = 3 * torch.rand(task.layout.rows, generator=draw).double()

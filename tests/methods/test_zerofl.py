@@ -49,7 +49,7 @@ def small(**changes: Any) -> ZeroFL:
 
 @cache
 def neuron() -> Task:
-    return Task.of(nn.Linear(4, 1, bias=False), torch.zeros(2, 4))
+    return Task.of(nn.Linear(4, 1, bias=False), torch.zeros(2, 4), start="seed")
 
 
 def sent(method: ZeroFL) -> Up:
@@ -301,7 +301,7 @@ def test_the_rate_falls_from_a_tenth_to_a_hundredth() -> None:
 
 
 def test_a_recurrent_layer_is_refused_before_the_first_round() -> None:
-    task = Task.of(build("lstm", (4, 4), 3), torch.zeros(2, 4, 4))
+    task = Task.of(build("lstm", (4, 4), 3), torch.zeros(2, 4, 4), start="seed")
     with pytest.raises(ValueError, match=r"lstm\.weight.* `prunable=`"):
         ZeroFL().init(server_ctx(task))
 

@@ -61,7 +61,7 @@ def task_of(model: str, data: str, prunable: str) -> Task:
     """Many files have the same model, and a large one takes a while to trace."""
     module = models.build(model, SHAPES[data], CLASSES[data])
     patterns = [part for part in prunable.split(",") if part]
-    return Task.of(module, torch.zeros(2, *SHAPES[data]), prunable=patterns or None)
+    return Task.of(module, torch.zeros(2, *SHAPES[data]), prunable=patterns or None, start="seed")
 
 
 def name_of(path: Path) -> str:

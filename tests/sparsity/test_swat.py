@@ -29,7 +29,7 @@ def cut_off(values: Tensor, share: float) -> Tensor:
 
 
 def linear_layer() -> Task:
-    return Task.of(nn.Linear(4, 1, bias=False), X, criterion=total)
+    return Task.of(nn.Linear(4, 1, bias=False), X, criterion=total, start="seed")
 
 
 # what is large ------------------------------------------------------------------------------------
@@ -106,7 +106,9 @@ def test_gradients_are_those_of_layers_with_zeros_in_the_right_places(
     make, shape = LAYERS[name]
     draw = Key(3).generator()
     x = torch.randn(shape, generator=draw)
-    plain = Task.of(make(), x, criterion=lambda out, y: (out * out.detach().cos()).sum())
+    plain = Task.of(
+        make(), x, criterion=lambda out, y: (out * out.detach().cos()).sum(), start="seed"
+    )
     params = plain.init(Key(1))
     task = swat.sparse_task(plain, density)
     batch = batch_of(x, torch.zeros(len(x)))
@@ -145,7 +147,7 @@ def test_half_precision_is_close() -> None:
     y = torch.tensor([0, 1, 2, 0, 1, 2])
     found = {}
     for precision in ("f32", "bf16"):
-        plain = Task.of(module, x, precision=precision)  # type: ignore[arg-type]
+        plain = Task.of(module, x, precision=precision, start="seed")  # type: ignore[arg-type]
         task = swat.sparse_task(plain, 0.5)
         params = plain.init(Key(4))
         found[precision] = task.gradients({**params, **task.buffers()}, batch_of(x, y))
@@ -198,7 +200,7 @@ def test_a_task_is_made_once_for_a_density_and_goes_with_the_one_it_was_made_of(
 
 def test_only_prunable_layers_are_sparse_and_names_stay() -> None:
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
-    plain = Task.of(module, torch.zeros(2, 5), prunable=["2.weight"])
+    plain = Task.of(module, torch.zeros(2, 5), prunable=["2.weight"], start="seed")
     task = swat.sparse_task(plain, 0.5)
     assert type(task.module[0]) is nn.Linear and isinstance(task.module[2], swat.SparseLayer)
     assert task.layout.names == (*plain.layout.names, "2.swat_cuts")
@@ -222,7 +224,7 @@ class Twice(nn.Module):
 
 
 def test_a_layer_with_two_names_and_a_weight_with_two_layers_are_sparse_throughout() -> None:
-    plain = Task.of(Twice(), X)
+    plain = Task.of(Twice(), X, start="seed")
     task = swat.sparse_task(plain, 0.25)
     assert task.module.first is task.module.again
     assert swat.cuts(task) == ["first.swat_cuts", "tied.swat_cuts"]
@@ -237,6 +239,7 @@ def test_what_is_no_plain_layer_is_refused_by_name() -> None:
         nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 2)),
         X,
         prunable=["0.weight", "1.weight"],
+        start="seed",
     )
     with pytest.raises(ValueError, match=r"1\.weight is not a weight of a plain .* `prunable=`"):
         swat.sparse_task(task, 0.5)

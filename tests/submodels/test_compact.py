@@ -42,12 +42,12 @@ SMALL = ("lenet5_caffe", "mlp:hidden=9x7", "resnet8", "resnet20")
 def task_of(name: str) -> Task:
     """In float64, so that nothing but a mistake makes a difference."""
     module = build(name, SHAPES[name], 5).double()
-    return Task.of(module, torch.zeros(2, *SHAPES[name], dtype=torch.float64))
+    return Task.of(module, torch.zeros(2, *SHAPES[name], dtype=torch.float64), start="seed")
 
 
 def chain(*layers: nn.Module, shape: tuple[int, ...] = (2, 4, 4)) -> Task:
     module = nn.Sequential(*layers).double()
-    return Task.of(module, torch.zeros(2, *shape, dtype=torch.float64))
+    return Task.of(module, torch.zeros(2, *shape, dtype=torch.float64), start="seed")
 
 
 @cache
@@ -216,7 +216,7 @@ class Functional(nn.Module):
 @pytest.mark.parametrize("last", ["view", "reshape", "flatten", "mean"])
 def test_functions_and_layers_that_are_called_twice_are_followed(last: str) -> None:
     module = Functional(last).double()
-    task = Task.of(module, torch.zeros(2, 2, 4, 4, dtype=torch.float64))
+    task = Task.of(module, torch.zeros(2, 2, 4, 4, dtype=torch.float64), start="seed")
     assert submodels.trace(task).units == {"stem.weight": 4, "twice.weight": 4, "other.weight": 3}
     assert submodels.trace(task).tied["stem.weight"] == ("twice.weight",)
     flags = torch.tensor([1, 0, 1, 1]).bool()
@@ -233,7 +233,7 @@ def test_groups_may_be_left_empty_or_uneven() -> None:
 
 
 def test_training_the_compacted_model_is_training_the_masked_one() -> None:
-    task = Task.of(build("resnet8", COLOUR, 5), torch.zeros(2, *COLOUR))
+    task = Task.of(build("resnet8", COLOUR, 5), torch.zeros(2, *COLOUR), start="seed")
     keep, params = keep_of(task, 3), task.init(Key(1))
     cut = submodels.trace(task).cut(keep)
     small = cut.task(task)
@@ -339,7 +339,7 @@ def test_padded_shortcuts_tie_the_channels_that_they_pass_on() -> None:
 
 
 def test_the_sub_models_of_federated_dropout_have_the_published_sizes() -> None:
-    task = Task.of(build("resnet20", COLOUR, 100), torch.zeros(2, *COLOUR))
+    task = Task.of(build("resnet20", COLOUR, 100), torch.zeros(2, *COLOUR), start="seed")
     structure = submodels.trace(task)
     inner = {name: count for name, count in structure.units.items() if not structure.tied[name]}
     keep = {name: torch.arange(count) >= count // 10 for name, count in inner.items()}
@@ -363,7 +363,7 @@ def test_lenets_sub_models_have_the_published_sizes(
     inputs: float,
     whole: float,
 ) -> None:
-    task = Task.of(build("lenet5", shape, classes), torch.zeros(2, *shape))
+    task = Task.of(build("lenet5", shape, classes), torch.zeros(2, *shape), start="seed")
     structure = submodels.trace(task)
 
     def gibibytes(**rates: float) -> float:
@@ -449,13 +449,13 @@ class Direct(nn.Module):
 def test_what_cannot_be_followed_is_fixed_with_the_reason(
     module: nn.Module, shape: tuple[int, ...], name: str, reason: str
 ) -> None:
-    task = Task.of(module.double(), torch.zeros(2, *shape, dtype=torch.float64))
+    task = Task.of(module.double(), torch.zeros(2, *shape, dtype=torch.float64), start="seed")
     assert name not in submodels.trace(task).units
     assert reason in refused(task, name)
 
 
 def test_layers_behind_one_that_cannot_be_followed_can_be_cut() -> None:
-    task = Task.of(Rows().double(), torch.zeros(2, 3, 4, dtype=torch.float64))
+    task = Task.of(Rows().double(), torch.zeros(2, 3, 4, dtype=torch.float64), start="seed")
     assert submodels.trace(task).units == {"fc.weight": 6}
     check(task, {"fc.weight": torch.arange(6) > 2})
     with pytest.raises(ValueError, match=r"'lstm.weight_ih_l0' has no units"):
@@ -487,7 +487,7 @@ def test_units_stay_before_what_would_not_keep_them_silent(part: nn.Module, reas
 
 
 def test_a_model_that_cannot_be_traced_is_named() -> None:
-    task = Task.of(build("lstm:hidden=4", (4, 3), 2), torch.zeros(2, 4, 3))
+    task = Task.of(build("lstm:hidden=4", (4, 3), 2), torch.zeros(2, 4, 3), start="seed")
     with pytest.raises(ValueError, match=r"RowLstm.* cannot be traced"):
         submodels.trace(task)
 
@@ -541,7 +541,9 @@ def test_the_small_task_is_like_the_full_one() -> None:
 
     shape = SHAPES["lenet5"]
     module = build("lenet5:dropout=true", shape, 5)
-    task = Task.of(module, torch.zeros(2, *shape), criterion=criterion, precision="bf16")
+    task = Task.of(
+        module, torch.zeros(2, *shape), criterion=criterion, precision="bf16", start="seed"
+    )
     small, params = submodels.compact(
         task, task.init(Key(1)), {"conv2.weight": torch.arange(64) > 50}
     )
@@ -557,7 +559,7 @@ def test_the_small_task_is_like_the_full_one() -> None:
 
 def test_group_norms_of_few_channels_compute_in_full_precision() -> None:
     module = nn.Sequential(nn.Conv2d(2, 6, 3), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(24, 3))
-    rough = Task.of(module, torch.zeros(2, 2, 4, 4), precision="bf16")
+    rough = Task.of(module, torch.zeros(2, 2, 4, 4), precision="bf16", start="seed")
     keep = {"0.weight": torch.tensor([1, 0, 0, 1, 1, 1]).bool()}
     params, (x, _) = params_of(rough), batch_for(rough)
     small, values = submodels.compact(rough, params, keep)
@@ -601,7 +603,7 @@ def test_tracing_leaves_the_module_as_it_was() -> None:
     module = build("resnet8", COLOUR, 5).eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     state = torch.get_rng_state()
-    submodels.trace(Task.of(module, torch.zeros(2, *COLOUR)))
+    submodels.trace(Task.of(module, torch.zeros(2, *COLOUR), start="seed"))
     assert not any(part.training for part in module.modules())
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -632,7 +634,7 @@ def test_tracing_does_not_disturb_other_threads() -> None:
         found.append(module.fc(torch.ones(1, 4)))
 
     module = Meanwhile(work)
-    task = Task.of(module, torch.zeros(2, 4))
+    task = Task.of(module, torch.zeros(2, 4), start="seed")
     found.clear()
     assert submodels.trace(task).units == {"fc.weight": 3}
     assert len(found) == 2
@@ -669,7 +671,7 @@ def test_outputs_are_the_same_without_units_that_are_not_needed(
 def test_units_are_needed_that_speak_and_are_heard() -> None:
     """Of four: one that is heard, one unread, one silent, one read by a unit that is unread."""
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
-    task = Task.of(net, torch.zeros(1, 2))
+    task = Task.of(net, torch.zeros(1, 2), start="seed")
     params = {name: torch.ones_like(tensor) for name, tensor in task.init(Key(0)).items()}
     params["0.weight"][2] = params["0.bias"][2] = 0
     params["2.weight"] = torch.tensor([[1.0, 0, 1, 0], [1, 0, 1, 1]])

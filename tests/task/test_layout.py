@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from gossamer import models
 from gossamer.task.layout import Input, Layout, Leaf
+from helpers import refused
 
 
 class Tied(nn.Module):
@@ -173,14 +174,29 @@ def test_layer_and_group_norm_accept_a_batch_of_one() -> None:
     assert [leaf.kind for leaf in layout.leaves.values()][2:] == ["norm"] * 4
 
 
-def test_frozen_parameters_are_carried_but_neither_trained_nor_pruned() -> None:
+def test_frozen_parameters_are_constants_that_nobody_trains_or_prunes() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     module[0].requires_grad_(False)
     layout = Layout.trace(module, torch.randn(2, 3))
-    assert layout.buffers == ("0.weight", "0.bias")
-    assert layout.prunable == ("1.weight",)
-    with pytest.raises(ValueError, match=r"'0.weight' is not trained"):
+    assert layout.names == ("1.weight", "1.bias") and layout.prunable == ("1.weight",)
+    assert list(layout.constants) == ["0.weight", "0.bias"]
+    assert (layout.count, layout.frozen, layout.macs) == (10, 16, 12 + 8)
+    assert layout["0.weight"].shape == (4, 3) and not layout.buffers
+    with pytest.raises(ValueError, match=r"'0.weight' is frozen"):
         layout.choose(["0.weight"])
+
+
+def test_gradients_cross_a_frozen_layer_only_behind_a_trained_one() -> None:
+    module = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    for place in (0, 2):
+        module[place].requires_grad_(False)
+    layout = Layout.trace(module, torch.randn(2, 3))
+    assert not layout["0.weight"].crossed and layout["2.weight"].crossed
+
+
+def test_a_module_without_anything_to_train_is_refused() -> None:
+    with refused("all 2 parameters of Linear are frozen; leave requires_grad on"):
+        Layout.trace(nn.Linear(3, 2).requires_grad_(False), torch.randn(2, 3))
 
 
 def test_tracing_leaves_module_mode_statistics_and_generators_alone() -> None:

@@ -39,13 +39,23 @@ class Effort:
 
     def layers(self, factor: Callable[[float, float], float]) -> float:
         """Like `macs`, for a function of the density and of the trained density."""
+        frozen = self._frozen(factor(1.0, 1.0))
         if not self.densities and not self.trained:
-            return self.layout.macs * factor(1.0, 1.0) * self.examples
+            return (self.layout.total("macs") * factor(1.0, 1.0) + frozen) * self.examples
         each = math.fsum(
             leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
             for name, leaf in self.layout.leaves.items()
         )
-        return each * self.examples
+        return (each + frozen) * self.examples
+
+    def _frozen(self, passes: float) -> float:
+        """Frozen layers: a forward pass, and one for the gradient of inputs that depend on weights.
+
+        Args:
+            passes: of a trained layer, in the convention that is counted by.
+        """
+        leaves = self.layout.constants.values()
+        return sum(leaf.macs * min(passes, 1 + leaf.crossed) for leaf in leaves)
 
     @property
     def mean_density(self) -> float:

@@ -147,9 +147,8 @@ class _Packed:
         self.names = plan.names
         self.trained = plan.names[: plan.trained]
         self.lists = native.sparse_layers(masks, batch)
-        self.values = {
-            name: self._pack(name, native.ordered(name, model._params)) for name in self.names
-        }
+        whole = plan.whole(model._params)
+        self.values = {name: self._pack(name, native.ordered(name, whole)) for name in self.names}
         self.grads = {name: torch.empty_like(self.values[name]) for name in self.trained}
         self.velocity = {
             name: self._pack(name, tensor)
@@ -204,7 +203,8 @@ class _Packed:
     def write(self, model: Model) -> None:
         """Brings the tensors of the model up to date."""
         for name in self.names:
-            self._unpack(name, self.values[name], model._params[name])
+            if name in model._params:  # constants are not
+                self._unpack(name, self.values[name], model._params[name])
         if self.velocity:
             if not model._velocity:
                 model._velocity = [torch.zeros_like(model._params[n]) for n in self.trained]

@@ -87,6 +87,7 @@ class Native:
             everywhere: whether gradients of masked weights are wanted too; otherwise they are zero.
         """
         lists = self.sparse_layers(masks, batch.full or len(batch.y))
+        params = self.plan.whole(params)
         held: list[Tensor] = []
         table = (CParam * len(self.plan.names))()
         grads: Params = {}
@@ -131,6 +132,7 @@ class Native:
 
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """The outputs in evaluation mode; zeros of weights are left out of the computation."""
+        params = self.plan.whole(params)
         weights = {name: params[name] for name in self.plan.layers}
         lists = self.sparse_layers(weights, CHUNK)
         table = (CParam * len(self.plan.names))()

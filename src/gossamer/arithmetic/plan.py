@@ -14,7 +14,7 @@ from gossamer.arithmetic.library import Library
 from gossamer.arithmetic.memory import compiled
 from gossamer.arithmetic.steps import Unsupported, chain_of
 from gossamer.arithmetic.structs import Kind
-from gossamer.core import Key
+from gossamer.core import Key, Params
 from gossamer.task.layout import Layout
 
 
@@ -35,10 +35,14 @@ class Layer:
 class Plan:
     """A traced model in the form the kernels run; it is shared by all threads."""
 
-    def __init__(self, library: Library, chain: Chain, layout: Layout) -> None:
+    def __init__(
+        self, library: Library, chain: Chain, layout: Layout, constants: Params | None = None
+    ) -> None:
         self.library = library
         self.chain = chain
-        self.names = (*layout.parameters, *layout.buffers)
+        self.constants = _constants(chain, constants or {})
+        self.names = (*layout.parameters, *layout.buffers, *self.constants)
+        """Tensors in the order of the kernels' table: first those that are trained."""
         index = {name: number for number, name in enumerate(self.names)}
         self.trained = len(layout.parameters)
         self.input = torch.Size(layout.input.shape)
@@ -64,13 +68,23 @@ class Plan:
         weakref.finalize(self, library.free_plan, self.handle)
 
     @classmethod
-    def of(cls, library: Library, module: nn.Module, layout: Layout) -> Plan:
-        """The plan of a module.
+    def of(
+        cls,
+        library: Library,
+        module: nn.Module,
+        layout: Layout,
+        constants: Params | None = None,
+    ) -> Plan:
+        """The plan of a module, with the values of its frozen parameters.
 
         Raises:
             Unsupported: the kernels cannot run it.
         """
-        return cls(library, supported(module, layout), layout)
+        return cls(library, supported(module, layout), layout, constants)
+
+    def whole(self, params: Params) -> Params:
+        """A model with its frozen parameters."""
+        return {**params, **self.constants} if self.constants else params
 
     def lists(self, name: str, mask: Tensor) -> Lists:
         """The index lists of a layer's mask."""
@@ -101,6 +115,16 @@ def supported(module: nn.Module, layout: Layout) -> Chain:
     if unused := [name for name in layout.parameters if name not in used]:
         raise Unsupported(f"{unused[0]} is not the weight or bias of a layer")
     return chain
+
+
+def _constants(chain: Chain, constants: Params) -> Params:
+    """The frozen parameters that a chain reads, in the order of memory."""
+    read = {name for step in chain.steps for name in (step.weight, step.bias)}
+    chosen = {name: tensor for name, tensor in constants.items() if name in read}
+    for name, tensor in chosen.items():
+        if tensor.dtype is not torch.float32:
+            raise Unsupported(f"its frozen {name} is of {tensor.dtype}")
+    return {name: in_memory_order(tensor.detach()) for name, tensor in chosen.items()}
 
 
 class Lists:

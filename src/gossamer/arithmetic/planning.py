@@ -28,6 +28,6 @@ def plan_or_reason(task: Task) -> Plan | str:
     if task.image_format is torch.contiguous_format:
         return "a 1 x 1 convolution of 2 to 6 channels keeps this model out of channels-last order"
     try:
-        return Plan.of(kernels, task.module, task.layout)
+        return Plan.of(kernels, task.module, task.layout, task.constants)
     except Unsupported as reason:
         return f"the kernels cannot run this model: {reason}"

@@ -120,7 +120,7 @@ class _Builder:
             name = f"{node.target}.{leaf}"
             if getattr(part, leaf) is None:
                 names[leaf] = None
-            elif name in self.layout.leaves:
+            elif name in self.layout.leaves or name in self.layout.constants:
                 names[leaf] = name
             else:
                 raise Unsupported(f"{name} is shared with another layer")

@@ -29,7 +29,16 @@ from gossamer.cli.parsing import (
     warn,
 )
 from gossamer.cli.progress import bits
-from gossamer.config import Config, Experiment, absolute, enough, find_method, locate, read
+from gossamer.config import (
+    Config,
+    Experiment,
+    absolute,
+    enough,
+    find_method,
+    locate,
+    read,
+    start_of,
+)
 from gossamer.core import Key
 from gossamer.data import SOURCES
 from gossamer.data.budgets import deal_budgets
@@ -129,7 +138,8 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     module = models.build(name, shape, classes)
     patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
     example = torch.zeros((2, *shape), dtype=dtype)
-    task = Task.of(module, example, prunable=patterns or None)
+    start = start_of(experiment.start, name)
+    task = Task.of(module, example, prunable=patterns or None, start=start)
     run = Run(
         method,
         task,

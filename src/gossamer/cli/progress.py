@@ -19,6 +19,7 @@ from gossamer.engine.events import (
     Measured,
     PrivacySpent,
     Sink,
+    Started,
     StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
@@ -114,6 +115,8 @@ class Lines:
                 self._pending = True
             case Evaluated() if self._pending:
                 self._print()
+            case Started() if told := beginning(event):
+                self._stream.write(f"{told}\n")
             case ClientFailed():
                 self._stream.write(f"{failure(event, self._run)}\n")
             case StateLost():
@@ -161,6 +164,8 @@ class Live:
 
     def emit(self, event: Event, clock: Clock) -> None:
         self._figures.see(event, clock)
+        if isinstance(event, Started) and (told := beginning(event)):
+            self._screen.console.print(told, style="dim", markup=False)
         if isinstance(event, ClientFailed):
             text = failure(event, self._run)
             self._screen.console.print(text, style="yellow", markup=False)
@@ -173,6 +178,20 @@ class Live:
 
     def close(self) -> None:
         self._screen.stop()
+
+
+def beginning(event: Started) -> str:
+    """Where first weights come from, and what is frozen; empty if all of them are drawn."""
+    told, known = [], event.start
+    if known["from"] != "seed":
+        place = "the module" if known["from"] == "module" else known["from"]
+        told.append(f"first weights from {place} (fingerprint {known['weights'][:8]})")
+    if event.frozen:
+        mark = known["constants"][:8]
+        told.append(f"{event.frozen:,} parameters are frozen (fingerprint {mark})")
+    if told:
+        told.append(f"{event.parameters:,} are trained")
+    return ", ".join(told)
 
 
 def failure(event: ClientFailed, run: Path | None = None) -> str:

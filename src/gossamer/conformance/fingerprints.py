@@ -109,7 +109,7 @@ def task_of(job: str) -> Task:
     """A small model: an MLP, or a convolutional net with batch normalisation."""
     with untouched_generators():
         layers = modules()[job.partition("-")[0]]
-    return Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE))
+    return Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE), start="seed")
 
 
 def small(method: AnyMethod) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 
 The engine relies on these promises for resuming, parallel workers, replay and honest accounting; a
 method that breaks one of them usually still trains, and is silently wrong. Every check is made with
-a plain convolutional net and with one that has batch normalisation and dropout.
+a plain convolutional net, with one that has batch normalisation and dropout, and with one whose
+first weights are its own and partly frozen.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from traceback import extract_tb
 from gossamer import fields
 from gossamer.conformance.bench import Bench, Broken, Round, whole_run
 from gossamer.conformance.comparison import close, same_run, same_story
-from gossamer.conformance.record_promises import encodable, foreseen, measures, named, travels
+from gossamer.conformance.record_promises import (
+    constants,
+    encodable,
+    foreseen,
+    measures,
+    named,
+    travels,
+)
 from gossamer.conformance.story import Story, poison, story
-from gossamer.conformance.toys import Tiny, normed_task, plain_task, small
+from gossamer.conformance.toys import Tiny, normed_task, plain_task, pretrained_task, small
 from gossamer.core import AnyMethod, Ensemble, Params
 from gossamer.engine.client import batches
 from gossamer.engine.processor import one_torch_thread
@@ -57,7 +65,8 @@ def check(method: AnyMethod, rounds: int = ROUNDS) -> Iterator[Finding]:
     yield basics
     if not basics.ok:
         return
-    benches = [Bench(small(method), task, Tiny(), rounds) for task in (plain_task(), normed_task())]
+    tasks = (plain_task(), normed_task(), pretrained_task())
+    benches = [Bench(small(method), task, Tiny(), rounds) for task in tasks]
     for name, promise in PROMISES.items():
         yield _finding(name, *(_attempt(promise, bench) for bench in benches))
 
@@ -70,7 +79,9 @@ def _attempt(promise: Promise, bench: Bench) -> Callable[[], None]:
             except Exception as error:
                 if place := _place(error, bench.method):
                     error.add_note(place)
-                if bench.task.layout.batch_norm:
+                if bench.task.layout.constants:
+                    error.add_note("with first weights that are given and partly frozen")
+                elif bench.task.layout.batch_norm:
                     error.add_note("with batch normalisation and dropout")
                 raise
 
@@ -248,6 +259,7 @@ PROMISES: dict[str, Promise] = {
     "records can be encoded": encodable,
     "records are named in signatures": named,
     "replies are what the server expects": foreseen,
+    "frozen parameters stay where they are": constants,
     "calls can be repeated": _repeatable,
     "global seeds do not matter": _seeded,
     "inputs stay unchanged": _untouched,

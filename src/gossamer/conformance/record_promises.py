@@ -11,7 +11,7 @@ import torch
 from gossamer.conformance.bench import Bench, Broken
 from gossamer.core import Masks, Measures, Result
 from gossamer.engine.expected import Expected
-from gossamer.task import Task
+from gossamer.task import Task, first_weights
 from gossamer.wire import (
     Schema,
     decode,
@@ -49,6 +49,21 @@ def declared(task: Task, result: Result[Any, Any]) -> None:
         json.dumps(dict(result.metrics))
     except TypeError as refusal:
         raise Broken(f"finish has a metric that is not a number: {refusal}") from refusal
+
+
+def constants(bench: Bench) -> None:
+    """Frozen parameters are in no record, and are not changed."""
+    frozen = bench.task.constants
+
+    def absent(name: str, record: object) -> None:
+        named = json.dumps(Schema.of(record).plain())
+        if found := [each for each in frozen if json.dumps(each) in named]:
+            raise Broken(f"{name} holds {found[0]!r}, which is frozen and known to all")
+
+    for _ in bench.history(absent if frozen else lambda name, record: None):
+        pass
+    if frozen and first_weights.fingerprint(frozen) != bench.task.fingerprints["constants"]:
+        raise Broken("a frozen parameter was changed; ctx.task.constants must not be")
 
 
 def fit(task: Task, masks: Masks, who: str) -> None:

@@ -8,7 +8,9 @@ from torch import nn
 
 from gossamer import fields
 from gossamer.core import AnyMethod, Client, Data, Examples, Key
+from gossamer.models.lora import lora
 from gossamer.task import Task
+from gossamer.task.first_weights import Start, seeded_globally
 from gossamer.task.randomness import untouched_generators
 
 SIDE, CLASSES, POOL = 6, 3, 12
@@ -46,8 +48,19 @@ def normed_task() -> Task:
         return _task(conv, norm, nn.ReLU(), *head)
 
 
-def _task(*layers: nn.Module) -> Task:
-    return Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE))
+def pretrained_task() -> Task:
+    """A net that keeps its weights: a frozen layer and norm, and an adapter beside the last."""
+    with seeded_globally(Key(2)):
+        front = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        head = lora(nn.Linear(16, CLASSES), rank=2)
+        rest = (nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), head)
+    task = _task(front.requires_grad_(False), *rest, start="module")
+    _ = task.fingerprints  # before any method can change a constant
+    return task
+
+
+def _task(*layers: nn.Module, start: Start = "seed") -> Task:
+    return Task.of(nn.Sequential(*layers), torch.zeros(2, 1, SIDE, SIDE), start=start)
 
 
 class Tiny:

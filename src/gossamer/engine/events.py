@@ -48,6 +48,10 @@ class Started:
     parameters: int
     prunable: int
     environment: Mapping[str, str]
+    start: Mapping[str, str] = field(default_factory=dict)
+    """Where first weights come from, and fingerprints of them and of frozen parameters."""
+    frozen: int = 0
+    """Frozen parameters, which are never sent."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ class Run:
         changed = {n: value for n, value in changed.items() if value != getattr(usual, n)}
         protection = [changed] if changed else []
         private = [f"dp {self.dp}"] if self.dp else []
-        given = [str(self.wire), *selection, *arithmetic, *protection, *private]
+        known = [self.task.fingerprints] if self.task.fingerprints else []
+        given = [str(self.wire), *selection, *arithmetic, *protection, *private, *known]
         text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
 

@@ -238,6 +238,8 @@ def run_started(run: Run) -> Started:
         parameters=layout.count,
         prunable=layout.total("count", layout.prunable),
         environment=environment(),
+        start={"from": run.task.start, **run.task.fingerprints},
+        frozen=layout.frozen,
     )
 
 

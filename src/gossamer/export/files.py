@@ -121,10 +121,11 @@ def accuracy(predict: Callable[[Tensor], Tensor], test: Examples) -> float:
 def _safetensors(model: Model, packed: bool) -> bytes:
     library = _needs("safetensors.torch")
     known = dict(model.facts)
-    tensors = dict(model.params) if isinstance(model.params, dict) else {}
-    if isinstance(model.params, Ensemble):
-        known["weights"] = list(model.params.weights)
-        for place, member in enumerate(model.members):
+    whole = model.whole
+    tensors = dict(whole) if isinstance(whole, dict) else {}
+    if isinstance(whole, Ensemble):
+        known["weights"] = list(whole.weights)
+        for place, member in enumerate(whole.members):
             tensors |= {MEMBER.format(place) + name: each for name, each in member.items()}
     shapes: dict[str, list[int]] = {}
     written: Params = {}

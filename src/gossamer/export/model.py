@@ -56,9 +56,19 @@ class Model:
         return self.params.members if isinstance(self.params, Ensemble) else (self.params,)
 
     @property
+    def whole(self) -> Params | Ensemble:
+        """All tensors of the module: trained ones, buffers and frozen parameters."""
+        constants = {name: tensor.detach() for name, tensor in self.task.constants.items()}
+        if isinstance(self.params, Ensemble):
+            members = tuple({**member, **constants} for member in self.params.members)
+            return replace(self.params, members=members)
+        return {**self.params, **constants}
+
+    @property
     def weights(self) -> int:
-        """The number of parameters."""
-        return sum(tensor.numel() for member in self.members for tensor in member.values())
+        """The number of parameters, frozen ones included."""
+        trained = sum(tensor.numel() for member in self.members for tensor in member.values())
+        return trained + self.task.layout.frozen
 
     @property
     def density(self) -> float:
@@ -67,7 +77,9 @@ class Model:
 
     def module(self) -> nn.Module:
         """A plain module in inference mode, with these tensors."""
-        parts = [_bound(self.task.module, member) for member in self.members]
+        whole = self.whole
+        members = whole.members if isinstance(whole, Ensemble) else (whole,)
+        parts = [_bound(self.task.module, member) for member in members]
         if isinstance(self.params, Ensemble):
             return Mixed(parts, self.params.weights)
         return parts[0]

@@ -36,7 +36,8 @@ def sparse(model: Model) -> bytes:
 
 def stored(model: Model) -> Stored:
     """A model as its file holds it: batch norms are folded into layers, dropouts are gone."""
-    if isinstance(model.params, Ensemble):
+    whole = model.whole
+    if isinstance(whole, Ensemble):
         raise ValueError(f"a {SUFFIX} file holds one model and no ensemble; {INSTEAD}")
     layout = model.task.layout
     try:
@@ -49,7 +50,7 @@ def stored(model: Model) -> Stored:
                 f"a batch norm without running statistics depends on the whole batch; {INSTEAD}"
             )
     tensors = {
-        name: _in_memory_order(model.params, name)
+        name: _in_memory_order(whole, name)
         for step in chain.steps
         for name in (step.weight, step.bias, step.mean, step.variance)
         if name is not None

@@ -40,7 +40,9 @@ def agreement(run: Run) -> str:
     counted = (run.options.flops_model, run.options.ledger, run.options.select)
     parts = (run.name, run.settings, run.rounds, run.key.seed, str(run.wire), run.dp)
     at_nodes = isinstance(run.federation, RemoteData | NodeData)
-    return fingerprint(json.dumps([*parts, *counted, shapes, at_nodes], default=str).encode())
+    known = [run.task.fingerprints] if run.task.fingerprints else []
+    text = json.dumps([*parts, *counted, shapes, at_nodes, *known], default=str)
+    return fingerprint(text.encode())
 
 
 def _told(number: int, client: int, answer: Answer) -> str:

@@ -94,8 +94,8 @@ class Registry:
         reason = _mismatch(info.clients, name, nodes)
         if info.agreement != self.agreement:
             reason = (
-                "its method, settings, rounds, seed, model or wire differ from the server's, "
-                "or only one of them uses data of the node's own (--data)"
+                "its method, settings, rounds, seed, model, first weights or wire differ from the "
+                "server's, or only one of them uses data of the node's own (--data)"
             )
         for client, examples in info.clients.items():
             if client not in self.pool:

@@ -25,7 +25,10 @@ from gossamer.methods.fedsparse import HIGH as FEDSPARSE_HIGH
 from gossamer.methods.fedsparse import LOW as FEDSPARSE_LOW
 from gossamer.methods.fedsparse import FedSparse
 from gossamer.methods.fedtiny import FedTiny
+from gossamer.methods.ffa_lora import FFALoRA
 from gossamer.methods.fjord import FjORD
+from gossamer.methods.flasc import FLASC
+from gossamer.methods.flasc import TRAINING as LORA_TRAINING
 from gossamer.methods.flash import Flash, jmwst, pdst
 from gossamer.methods.heterofl import HeteroFL
 from gossamer.methods.laplace import Laplace
@@ -89,6 +92,9 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedrolex": FedRolex(),
     **COMPRESSED,
     "signsgd": SignSGD(),
+    "fedavg-lora": FedAvg(training=LORA_TRAINING),
+    "ffa_lora": FFALoRA(training=LORA_TRAINING),
+    "flasc": FLASC(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -100,6 +106,8 @@ __all__ = [
     "METHODS",
     "PUBLISHED",
     "Ditto",
+    "FFALoRA",
+    "FLASC",
     "FedAvg",
     "FedAvgM",
     "FedBN",

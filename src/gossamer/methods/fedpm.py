@@ -160,9 +160,10 @@ class FedPM:
         return Measures(likely(state.theta), {"theta": float(theta.mean()), "undecided": unsure})
 
     def weights(self, ctx: Ctx) -> Params:
-        """The model without masks, from the common seed; other tensors have their first values."""
+        """The model without masks, from the common seed, or the module's own weights."""
         params = ctx.task.init(ctx.common.fold("init"))
-        for name, fan_in in fan_ins(ctx.task.layout).items():
+        signed = fan_ins(ctx.task.layout) if ctx.task.start == "seed" else {}
+        for name, fan_in in signed.items():
             generator = ctx.common.fold("signs", name).generator()
             signs = torch.randint(2, params[name].shape, generator=generator) * 2 - 1
             params[name] = signs.to(params[name].dtype) * (self.gain / math.sqrt(fan_in))

@@ -27,6 +27,7 @@ from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
 from gossamer.methods.parts.server_optimiser import Moments, ServerOptimiser
 from gossamer.optim import Training
+from gossamer.task import first_weights
 
 LEAST = 1e-8  # a model with a smaller sum of responsibilities stays as it is
 CHUNK = 500  # examples on which models are compared at once
@@ -72,7 +73,7 @@ class Mixture:
     def init(self, ctx: Ctx) -> Server:
         start, names = ctx.common.fold("init"), ctx.task.layout.parameters
         keys = [start, *(start.fold(number) for number in range(1, self.components))]
-        models = tuple(ctx.task.init(key) for key in keys)
+        models = first_weights.several(ctx.task, keys)
         trained = [{name: each[name] for name in names} for each in models]
         moments = map(self.adaptive.start, trained) if self.server == "ascent" else ()
         return Server(models, tuple(moments))

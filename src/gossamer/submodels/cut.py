@@ -118,7 +118,9 @@ class Cut:
     def layout(self) -> Layout:
         """The sub-model's layout, equal to that of a traced one."""
         old = self.structure.layout
-        return replace(old, leaves={name: self._leaf(leaf) for name, leaf in old.leaves.items()})
+        leaves = {name: self._leaf(leaf) for name, leaf in old.leaves.items()}
+        constants = {name: self._leaf(leaf) for name, leaf in old.constants.items()}
+        return replace(old, leaves=leaves, constants=constants)
 
     def task(self, task: Task) -> Task:
         """A task to train the sub-model, with criterion, precision and device of `task`.
@@ -131,19 +133,20 @@ class Cut:
             if cached is not None:
                 known.move_to_end(self._form)
                 return cached
-        small = replace(task, module=self._module(task.module), layout=self.layout)
+        small = replace(task, module=self._module(task), layout=self.layout)
         with _lock:
             known[self._form] = small
             while len(known) > REMEMBERED:
                 known.popitem(last=False)
         return small
 
-    def _module(self, module: nn.Module) -> nn.Module:
-        state = dict(module.named_parameters()) | dict(module.named_buffers())
-        wiring = self.structure.wiring
+    def _module(self, task: Task) -> nn.Module:
+        module, wiring = task.module, self.structure.wiring
+        state = dict(module.named_parameters()) | dict(module.named_buffers()) | task.constants
+        names = dict.fromkeys([*self._indices, *task.constants])
         return shrink(
             module,
-            self.take({name: state[name].detach() for name in self._indices}),
+            self.take({name: state[name].detach() for name in names}),
             {path: int((~self.gone[units]).sum()) for path, units in wiring.widths.items()},
             self._norms,
             self._inputs,
@@ -174,7 +177,9 @@ class Cut:
         """Everything that the small module depends on."""
         shapes = tuple(leaf.shape for leaf in self.layout.leaves.values())
         inputs = tuple((path, tuple(index.tolist())) for path, index in self._inputs.items())
-        return shapes, inputs, tuple(self._norms.items())
+        # Parts of frozen tensors are in the module itself, and so are not only shapes.
+        frozen = self.gone.tobytes() if self.structure.layout.constants else b""
+        return shapes, inputs, tuple(self._norms.items()), frozen
 
     @cached_property
     def _indices(self) -> dict[str, Place]:

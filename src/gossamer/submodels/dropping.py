@@ -52,7 +52,8 @@ class Dropping:
             linear = structure.layout[name].kind == "linear"
             single = linear and len(np.unique(columns)) == len(columns)
             if linear and not (feeding and single):
-                rates[f"{name}{INPUTS}"] = rate
+                if name in structure.layout.leaves:  # frozen weights stay whole
+                    rates[f"{name}{INPUTS}"] = rate
                 continue
             for each in feeding:
                 rates[each] = min(rate, rates.get(each, rate))

@@ -50,6 +50,16 @@ class Books:
         self.stuck.append((units, "they are one with inputs that stay"))
         return units
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is a parameter or buffer of its own."""
+        return name in self.layout.leaves or name in self.layout.constants
+
+    def fix(self, units: Units, names: Iterable[str]) -> None:
+        """Keeps units that a frozen tensor belongs to: nothing can set it to zero."""
+        for name in names:
+            if name in self.layout.constants:
+                self.stuck.append((units, f"{name!r} is frozen"))
+
     def root(self, unit: int) -> int:
         """The representative of a set of united units."""
         while self.parents[unit] != unit:

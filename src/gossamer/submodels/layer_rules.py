@@ -16,7 +16,7 @@ def layer(books: Books, call: Call) -> Traced:
     assert isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     weight, bias = names_of(call.path, ("weight", "bias"))
     count, width = part.weight.shape[:2]
-    if weight not in books.layout.leaves or _shared(books.module, part):
+    if not books.has(weight) or _shared(books.module, part):
         raise Stuck(f"{call.label} shares its weight, or computes it")
     flow = call.traced(call.node.args[0]) if call.node.args else None
     axis = call.value.ndim - 1 if isinstance(part, nn.Linear) else 1
@@ -30,8 +30,9 @@ def layer(books: Books, call: Call) -> Traced:
     if weight not in books.rows:
         books.layers.append(weight)
         books.rows[weight] = books.fresh(count)
-        if bias in books.layout.leaves:
+        if books.has(bias):
             books.rows[bias] = books.rows[weight]
+        books.fix(books.rows[weight], (weight, bias))
     units = books.rows[weight]
     before = flow.units if isinstance(flow, Flow) else books.given(width)
     if groups > 1:
@@ -73,9 +74,9 @@ def _beside(books: Books, call: Call) -> Traced:
     if _shared(books.module, part):
         raise Stuck(f"{call.label} shares its tensors with another part")
     for name in names_of(call.path, [*part._parameters, *part._buffers]):
-        if name in books.layout.leaves:
-            count = books.layout[name].shape[0]
-            books.bind(books.rows, name, _channels(books, call, count))
+        if books.has(name):
+            units = _channels(books, call, books.layout[name].shape[0])
+            books.fix(books.bind(books.rows, name, units), (name,))
     return call.traced(call.node.args[0]) if call.node.args else None
 
 

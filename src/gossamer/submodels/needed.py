@@ -21,6 +21,7 @@ def needed(task: Task, params: Params) -> Masks:
     unit that is read only by such units is not needed either. Every layer keeps at least one unit.
     """
     structure = trace(task)
+    params = {**params, **task.constants}
     gone = np.zeros_like(structure.wiring.removable)
     while not np.array_equal(idle := gone | _idle(structure, params, gone), gone):
         gone = idle

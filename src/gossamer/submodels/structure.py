@@ -97,6 +97,8 @@ class Structure:
         layer = name.removesuffix(INPUTS)
         if name != layer:
             count = len(self.wiring.columns.get(layer, ()))
+            if layer in self.layout.constants:
+                raise ValueError(f"{layer} is frozen and keeps its inputs; leave it out")
             if not count or self.layout[layer].kind != "linear":
                 raise ValueError(
                     f"{layer} cannot leave out single inputs; only linear layers can that units "

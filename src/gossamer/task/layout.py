@@ -2,7 +2,8 @@
 
 A layout is traced once, from two forward passes of a copy of the module. Methods read from it which
 tensors have masks, accounting reads multiply-accumulates, and the engine reads which tensors are
-trained and which are buffers.
+trained and which are buffers. Parameters that require no gradient are constants of the module: they
+are in no `Params`, and so are never drawn, sent, averaged or saved.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
@@ -23,7 +24,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from gossamer.task.randomness import refuse_randomness
-from gossamer.task.tracing import count_products
+from gossamer.task.tracing import Products, count_products
 
 Kind: TypeAlias = Literal[
     "conv", "linear", "lstm", "embedding", "attention", "norm", "bias", "buffer", "other"
@@ -47,6 +48,8 @@ class Leaf:
     """Multiply-accumulates of this tensor in the forward pass of one example."""
     prunable: bool
     trainable: bool
+    crossed: bool = True
+    """Whether gradients pass through it to a trained tensor before it, which costs a pass."""
 
     @property
     def count(self) -> int:
@@ -84,6 +87,8 @@ class Layout:
     batch_norm: bool
     """Whether the module has batch normalisation, which refuses a training batch of one."""
     input: Input
+    constants: dict[str, Leaf] = field(default_factory=dict)
+    """Frozen parameters, which are part of the module and not of its state."""
 
     @classmethod
     def trace(cls, module: nn.Module, example: Tensor, prunable: Prunable | None = None) -> Layout:
@@ -101,11 +106,19 @@ class Layout:
                 f"pass x[:2] of the data"
             )
         two = (example if len(example) > 1 else example.repeat(2, *[1] * (example.ndim - 1)))[:2]
-        macs = count_products(_copy(module), two)
+        products = count_products(_copy(module), two)
         refuse_randomness(_copy(module), two)
-        leaves = {leaf.name: leaf for leaf in _leaves(module, macs)}
+        leaves = {leaf.name: leaf for leaf in _leaves(module, products)}
+        constants = {n: leaf for n, leaf in leaves.items() if leaf.kind != "buffer"}
+        constants = {n: leaf for n, leaf in constants.items() if not leaf.trainable}
+        if constants and not any(leaf.trainable for leaf in leaves.values()):
+            raise ValueError(
+                f"all {len(constants)} parameters of {type(module).__name__} are frozen; leave "
+                f"requires_grad on for those to be trained"
+            )
+        state = {name: leaf for name, leaf in leaves.items() if name not in constants}
         normed = any(isinstance(part, _BatchNorm) for part in module.modules())
-        layout = cls(leaves, normed, Input(tuple(example.shape[1:]), example.dtype))
+        layout = cls(state, normed, Input(tuple(example.shape[1:]), example.dtype), constants)
         return layout if prunable is None else layout.choose(prunable)
 
     def choose(self, prunable: Prunable) -> Layout:
@@ -132,6 +145,8 @@ class Layout:
     def _match(self, entry: str) -> list[str]:
         if entry in self.leaves:
             return [entry]
+        if entry in self.constants:
+            raise ValueError(f"{entry!r} is frozen and cannot be pruned; leave it out")
         if entry in RULES:
             default = [leaf for leaf in self.leaves.values() if leaf.prunable]
             if chosen := [leaf.name for leaf in RULES[entry](default)]:
@@ -161,7 +176,7 @@ class Layout:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Leaves without gradients: running statistics and frozen parameters."""
+        """Leaves that are not trained, but may change: running statistics."""
         return tuple(name for name, leaf in self.leaves.items() if not leaf.trainable)
 
     @cached_property
@@ -177,12 +192,17 @@ class Layout:
     @cached_property
     def macs(self) -> int:
         """Multiply-accumulates of one example's forward pass through the dense model."""
-        return self.total("macs")
+        return self.total("macs") + sum(leaf.macs for leaf in self.constants.values())
 
     @cached_property
     def count(self) -> int:
         """The number of trained scalars."""
         return self.total("count", self.parameters)
+
+    @cached_property
+    def frozen(self) -> int:
+        """The number of scalars in constants."""
+        return sum(leaf.count for leaf in self.constants.values())
 
     @cached_property
     def rows(self) -> int:
@@ -192,18 +212,18 @@ class Layout:
     def total(
         self, what: Literal["count", "macs", "rows"], names: Iterable[str] | None = None
     ) -> int:
-        """A figure summed over some leaves, by default over all."""
+        """A figure summed over some leaves, by default over all; constants are none of them."""
         chosen = self.leaves if names is None else names
         return sum(int(getattr(self.leaves[name], what)) for name in chosen)
 
     def __getitem__(self, name: str) -> Leaf:
-        try:
-            return self.leaves[name]
-        except KeyError:
+        leaf = self.leaves.get(name) or self.constants.get(name)
+        if leaf is None:
             raise KeyError(
                 f"no leaf {name!r}{did_you_mean(name, self.leaves)} "
                 f"this model has {', '.join(self.leaves)}"
-            ) from None
+            )
+        return leaf
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -241,7 +261,7 @@ def _check_state(module: nn.Module) -> None:
             )
 
 
-def _leaves(module: nn.Module, macs: dict[str, int]) -> Iterable[Leaf]:
+def _leaves(module: nn.Module, products: Products) -> Iterable[Leaf]:
     """Parameters, then the buffers of the state that are real numbers.
 
     Integer buffers (`num_batches_tracked`, position ids) and non-persistent buffers are constants
@@ -252,7 +272,8 @@ def _leaves(module: nn.Module, macs: dict[str, int]) -> Iterable[Leaf]:
         trainable = parameter.requires_grad
         prunable = trainable and kind in PRUNABLE and len(shape) > 1
         rows, fan_in = (shape[0], prod(shape[1:])) if len(shape) > 1 else (prod(shape), 1)
-        yield Leaf(name, kind, shape, fan_in, rows, macs.get(name, 0), prunable, trainable)
+        macs, crossed = products.macs.get(name, 0), trainable or name in products.crossed
+        yield Leaf(name, kind, shape, fan_in, rows, macs, prunable, trainable, crossed)
     saved = module.state_dict(keep_vars=True)
     for name, buffer in module.named_buffers():
         if name in saved and buffer.is_floating_point():

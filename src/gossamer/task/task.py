@@ -7,21 +7,20 @@ call, so one module serves all clients; every worker thread has its own copy (`T
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.core import Batch, Examples, Key, Masks, Params
-from gossamer.task.dropout import SeededDropout, seed_dropouts
+from gossamer.task import first_weights
+from gossamer.task.first_weights import Start
 from gossamer.task.layout import Layout, Leaf
+from gossamer.task.runner import Runner, runner_of
 
 if TYPE_CHECKING:
     from gossamer.arithmetic.choice import Arithmetic
@@ -34,8 +33,6 @@ Loss = Callable[[Params, Batch], Tensor]
 
 CHUNK = 64
 """Examples that the kernels evaluate at once: as many as keep activations in the cache."""
-
-_global_generator = threading.Lock()
 
 
 class Gradients(NamedTuple):
@@ -61,11 +58,12 @@ class Task:
     device: str = "cpu"
     arithmetic: Arithmetic = "auto"
     """Whether to compute with torch or with the package's own kernels; auto: by a fixed rule."""
+    start: Start = "module"
+    """Where first weights come from: drawn (seed), the module's own, or the file they were in."""
 
     def __post_init__(self) -> None:
-        module = copy.deepcopy(self.module).to(self.device)
-        dropouts = seed_dropouts(module)
-        object.__setattr__(self, "_runner", _Runner(module, dropouts, _slots(module, self.layout)))
+        runner = runner_of(self.module, self.layout, self.device, self.image_format, {})
+        object.__setattr__(self, "_runner", runner)
 
     def __repr__(self) -> str:
         loss = getattr(self.criterion, "__name__", type(self.criterion).__name__)
@@ -86,31 +84,81 @@ class Task:
         precision: Precision = "f32",
         device: str = "cpu",
         arithmetic: Arithmetic = "auto",
+        start: Start = "module",
     ) -> Task:
-        """A task whose layout is traced with a batch of example inputs."""
+        """A task whose layout is traced with a batch of example inputs.
+
+        Args:
+            module: a plain module; parameters that require no gradient are constants.
+            example: inputs of at least one example.
+            criterion: from outputs and labels to a loss.
+            prunable: which tensors may be pruned, if not all convolutions and linear layers.
+            precision: of training and evaluation.
+            device: to compute on.
+            arithmetic: torch, or the package's own kernels.
+            start: first weights: `module` keeps those that the module has, `seed` draws new ones
+                from the seed of a run, and a path reads a `.safetensors` file or a run's folder.
+        """
         layout = Layout.trace(module, example, prunable)
-        return cls(module, criterion, layout, precision, device, arithmetic)
+        if start not in first_weights.KINDS:
+            module = first_weights.loaded(module, start, layout)
+        task = cls(module, criterion, layout, precision, device, arithmetic, start)
+        if start != "seed":
+            _ = task._first  # now, since the module may be changed afterwards
+        return task
 
     def copy(self) -> Task:
-        """The same task with its own module, for another thread."""
-        twin = replace(self)
-        twin.__dict__["planned"] = self.planned
+        """The same task with its own module, for another thread; constants are shared."""
+        _ = self.planned, self.fresh_buffers
+        twin = copy.copy(self)
+        for name in ("_native", "_factors"):  # a thread's own
+            twin.__dict__.pop(name, None)
+        how = (self.layout, self.device, self.image_format)
+        runner = runner_of(self.module, *how, self.constants)
+        object.__setattr__(twin, "_runner", runner)
         return twin
 
     def init(self, key: Key) -> Params:
-        """Fresh parameters drawn from `key`, by the initialisers of the module's layers.
+        """The first weights: drawn from `key`, or, unless `start` is `seed`, the module's own.
 
-        Layers without `reset_parameters` keep the values of the module.
+        They are drawn by the initialisers of the module's layers; layers without
+        `reset_parameters` keep the values of the module.
         """
-        module = copy.deepcopy(self.module)
-        with _seeded_globally(key):
-            _reset(module)
-        return self._state(module)
+        if self.start == "seed":
+            return self._state(first_weights.drawn(self.module, key))
+        return {name: tensor.clone() for name, tensor in self._first.items()}
 
     def buffers(self) -> Params:
-        """The running statistics of a fresh module."""
-        state = self._state(self.module)
-        return {name: state[name] for name in self.layout.buffers}
+        """The running statistics of first weights."""
+        return {name: tensor.clone() for name, tensor in self.fresh_buffers.items()}
+
+    @cached_property
+    def fresh_buffers(self) -> Params:
+        """The running statistics of first weights, which must not be changed."""
+        if not self.layout.buffers:
+            return {}
+        first = self.init(Key(0))  # no running statistics are random
+        return {name: first[name] for name in self.layout.buffers}
+
+    @cached_property
+    def _first(self) -> Params:
+        return self._state(self.module)
+
+    @cached_property
+    def constants(self) -> Params:
+        """Frozen parameters as they were when the task was made, which must not be changed."""
+        held = dict(self._runner.module.named_parameters())  # type: ignore[attr-defined]
+        return {name: held[name] for name in self.layout.constants}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of first weights that are not drawn, and of constants, where there are any."""
+        found = {}
+        if self.start != "seed":
+            found["weights"] = first_weights.fingerprint(self._first)
+        if self.layout.constants:
+            found["constants"] = first_weights.fingerprint(self.constants)
+        return found
 
     def own(self, params: Params) -> Params:
         """A private copy that may be updated in place, on the device and in the fastest layout."""
@@ -219,6 +267,7 @@ class Task:
         native = self._native
         if native is None or x.dtype is not torch.float32 or not len(x):
             return None
+        params = native.plan.whole(params)
         if any(name not in params for name in native.plan.names):
             return None
         weights = {name: params[name] for name in native.plan.layers}
@@ -229,7 +278,7 @@ class Task:
     @cached_property
     def running_statistics(self) -> tuple[str, ...]:
         """Names of the means and variances of batch normalisation."""
-        runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
+        runner = cast(Runner, self._runner)  # type: ignore[attr-defined]
         return tuple(dict.fromkeys(runner.running_statistics()))
 
     def batch_statistics(self, params: Params, x: Tensor) -> Params:
@@ -243,7 +292,7 @@ class Task:
             self._forward(runner, x)
         return statistics
 
-    def _forward(self, runner: _Runner, x: Tensor) -> Tensor:
+    def _forward(self, runner: Runner, x: Tensor) -> Tensor:
         if self.image_format is torch.contiguous_format:
             x = x.contiguous()
         if self.precision == "f32":
@@ -260,90 +309,18 @@ class Task:
         """
         risky = any(
             leaf.kind == "conv" and leaf.shape[2:] == (1, 1) and 1 < leaf.shape[1] < 7
-            for leaf in self.layout.leaves.values()
+            for leaf in (*self.layout.leaves.values(), *self.layout.constants.values())
         )
         return torch.contiguous_format if risky else torch.channels_last
 
-    def _bound(self, params: Params, key: Key | None) -> _Runner:
-        runner = cast(_Runner, self._runner)  # type: ignore[attr-defined]
+    def _bound(self, params: Params, key: Key | None) -> Runner:
+        runner = cast(Runner, self._runner)  # type: ignore[attr-defined]
         runner.bind(params, key)
         return runner
 
     def _state(self, module: nn.Module) -> Params:
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         return {name: tensors[name].detach().clone().contiguous() for name in self.layout.leaves}
-
-
-class _Runner:
-    """A module whose tensors are bound before each call."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        dropouts: list[SeededDropout],
-        slots: list[tuple[dict[str, Any], str, str]],
-    ) -> None:
-        self.module = module
-        self._dropouts = dropouts
-        self._slots = slots
-        self._norms = [
-            part
-            for part in module.modules()
-            if isinstance(part, _BatchNorm) and part.track_running_stats
-        ]
-
-    def bind(self, params: Params, key: Key | None) -> None:
-        try:
-            for store, leaf, name in self._slots:
-                store[leaf] = params[name]
-        except KeyError as missing:
-            raise ValueError(
-                f"the module needs a tensor {missing}, but the parameters hold only "
-                f"{sorted(params)}; a method's model must return all of them"
-            ) from None
-        if self.module.training != (key is not None):
-            self.module.train(key is not None)
-        if key is not None:
-            for index, dropout in enumerate(self._dropouts):
-                dropout.reset(key.fold("dropout", index))
-
-    def running_statistics(self) -> Iterator[str]:
-        stores = {id(norm._buffers) for norm in self._norms}
-        for store, leaf, name in self._slots:
-            if id(store) in stores and leaf in ("running_mean", "running_var"):
-                yield name
-
-    @contextmanager
-    def normalising_by_batch(self) -> Iterator[None]:
-        """Normalises by batch statistics, and averages these over the calls in the context."""
-        before = [norm.momentum for norm in self._norms]
-        for norm in self._norms:
-            # Without momentum, torch divides by this counter, which is not part of the model.
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked.zero_()
-            norm.momentum = None
-            norm.train()
-        try:
-            yield
-        finally:
-            for norm, momentum in zip(self._norms, before, strict=True):
-                norm.momentum = momentum
-                norm.eval()
-
-
-def _slots(module: nn.Module, layout: Layout) -> list[tuple[dict[str, Any], str, str]]:
-    """Every place where a tensor of the layout is stored; tied tensors have several."""
-    canonical: dict[int, str] = {}
-    slots = []
-    for prefix, part in module.named_modules():
-        for store in (part._parameters, part._buffers):
-            for leaf, tensor in store.items():
-                if tensor is None:
-                    continue
-                name = canonical.setdefault(id(tensor), f"{prefix}.{leaf}" if prefix else leaf)
-                if name in layout.leaves:
-                    slots.append((store, leaf, name))
-    return slots
 
 
 def _fast(tensor: Tensor, device: str, images: torch.memory_format) -> Tensor:
@@ -356,21 +333,3 @@ def _laid_out_like(grad: Tensor, leaf: Tensor) -> Tensor:
     if grad.stride() == leaf.stride():
         return grad
     return torch.empty_like(leaf).copy_(grad)
-
-
-@contextmanager
-def _seeded_globally(key: Key) -> Iterator[None]:
-    """Seeds torch's global generator for code that cannot take a key."""
-    with _global_generator, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key.digest() & 0xFFFFFFFF)
-        yield
-
-
-def _reset(module: nn.Module) -> None:
-    """Re-initialises a module, children before parents."""
-    for child in module.children():
-        _reset(child)
-    for name in ("reset_parameters", "_reset_parameters"):
-        if callable(reset := getattr(module, name, None)):
-            reset()
-            return

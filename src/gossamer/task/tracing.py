@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,16 @@ PRODUCTS = {
 }
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+@dataclass(frozen=True)
+class Products:
+    """What the parameters of a module are multiplied with, for one example."""
+
+    macs: dict[str, int]
+    crossed: frozenset[str]
+    """Parameters whose other factor depends on a trained one, so that gradients pass through."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts multiply-accumulates by the parameter in whose memory a factor lies.
 
     Going by memory also finds slices (the projections packed into one attention matrix),
@@ -49,6 +59,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.starts = [start for start, _, _ in spans]
         self.spans = spans
         self.macs: dict[str, int] = {}
+        self.crossed: set[str] = set()
 
     def __torch_dispatch__(
         self,
@@ -63,38 +74,41 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
             left, right = (args[index] for index in PRODUCTS[packet])
             assert isinstance(left, Tensor) and isinstance(right, Tensor)
             columns = right.shape[-1] if right.ndim > 1 else 1
-            for factor in (left, right):
-                self.add(factor, left.numel() * columns)
+            for factor, other in ((left, right), (right, left)):
+                self.add(factor, left.numel() * columns, other)
         elif packet is aten.convolution:
             source, weight, transposed = args[0], args[1], args[6]
             assert isinstance(source, Tensor) and isinstance(weight, Tensor)
             image = source if transposed else result
             assert isinstance(image, Tensor)
-            self.add(weight, image.numel() // image.shape[1] * weight.numel())
+            self.add(weight, image.numel() // image.shape[1] * weight.numel(), source)
         elif packet is aten.mkldnn_rnn_layer:
             sequence = args[0]
             assert isinstance(sequence, Tensor)
             for weight in args[1:3]:
                 assert isinstance(weight, Tensor)
-                self.add(weight, sequence.shape[0] * sequence.shape[1] * weight.numel())
+                self.add(weight, sequence.shape[0] * sequence.shape[1] * weight.numel(), sequence)
         return result
 
-    def add(self, factor: Tensor, macs: int) -> None:
+    def add(self, factor: Tensor, macs: int, other: Tensor) -> None:
         index = bisect_right(self.starts, factor.data_ptr()) - 1
         if index >= 0 and factor.data_ptr() < self.spans[index][1]:
             name = self.spans[index][2]
             self.macs[name] = self.macs.get(name, 0) + macs
+            if other.requires_grad:
+                self.crossed.add(name)
 
 
-def count_products(module: nn.Module, batch: Tensor) -> dict[str, int]:
-    """Multiply-accumulates of one example by parameter; `module` is put in evaluation mode."""
+def count_products(module: nn.Module, batch: Tensor) -> Products:
+    """What one example is multiplied with, by parameter; `module` is put in evaluation mode."""
     module.eval()
     fast = torch.backends.mha.get_fastpath_enabled()
     # The fused encoder layer would hide its products in one call.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with untouched_generators(), torch.no_grad(), Products(module) as products:
+        with untouched_generators(), torch.enable_grad(), _Watch(module) as watch:
             run(module, batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return {name: macs // len(batch) for name, macs in products.macs.items()}
+    macs = {name: macs // len(batch) for name, macs in watch.macs.items()}
+    return Products(macs, frozenset(watch.crossed))

@@ -6,6 +6,7 @@ from gossamer.accounting.forecast import Forecast, own
 from gossamer.accounting.forecasts import adjusted, growing, moving, personal, rolling
 from gossamer.core import AnyMethod
 from gossamer.methods import (
+    FLASC,
     Ditto,
     FedAvg,
     FedAvgM,
@@ -15,6 +16,7 @@ from gossamer.methods import (
     FedProx,
     FedRep,
     FedRolex,
+    FFALoRA,
     FjORD,
     HeteroFL,
     LGFedAvg,
@@ -26,7 +28,7 @@ from gossamer.methods.as_published.feddrop import FedDropVariants
 from gossamer.methods.as_published.priors import MixtureVariants
 
 DENSE = (FedAvg, FedProx, FedAvgM, FedOpt, LGFedAvg, Scaffold, FedBN, FedRep, Ditto)
-SAME = (*DENSE, ZeroFL, FedDrop, Mixture, HeteroFL, FjORD)
+SAME = (*DENSE, ZeroFL, FedDrop, Mixture, HeteroFL, FjORD, FLASC, FFALoRA)
 VARIANTS = (FedDropVariants, MixtureVariants)
 
 FORECASTS: dict[type, Forecast] = {

@@ -43,7 +43,7 @@ def spafl(method: SpaFL, ctx: Ctx, last: int) -> Labels:
 
 def spafl_variants(method: SpaFLVariants, ctx: Ctx, last: int) -> Labels:
     """The same, unless clients are sent the first weights, or thresholds only when sampled."""
-    new = method.start == "sent" and not last
+    new = method.weight_start == "sent" and not last
     if method.downlink == "all":
         return Repeated(new, _missed(ctx, last)), ""
     return (ctx.round > 1, new), "" if ctx.round > 1 else "first"

@@ -69,7 +69,7 @@ class FedDSTVariants:
         1.0, "density of the last fully connected layer under erk-plus", least=0, most=1
     )
     rounding: Rounding = option("floor", "how the counts of layers are rounded")
-    start: Start = option("magnitude", "first mask: the largest first weights, or random")
+    mask_start: Start = option("magnitude", "first mask: the largest first weights, or random")
     readjustment: Readjustment = Readjustment()
     mu: float = option(0.0, "strength of the proximal term", least=0)
     prox_noop: bool = option(False, "the proximal term has no gradient, as in the released code")
@@ -107,7 +107,7 @@ class FedDSTVariants:
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
-        masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.start)
+        masks = first_masks(ctx, params, self.quotas(ctx, self.density), self.mask_start)
         return Server(sparsity.masked(params, masks), masks, 0, held_versions.NOBODY)
 
     def cohort(self, ctx: Ctx, state: Server, pool: Sequence[Client]) -> Sequence[Client]:

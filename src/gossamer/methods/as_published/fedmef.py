@@ -29,7 +29,7 @@ Up = Update | WholeUpdate
 @dataclass(frozen=True)
 class FedMefVariants:
     pure: FedMef = FedMef()
-    start: Literal["random", "magnitude"] = option(
+    mask_start: Literal["random", "magnitude"] = option(
         "random", "the initial mask: random, or the largest initial weights"
     )
     readings: AdjustmentReadings = AdjustmentReadings()
@@ -42,7 +42,7 @@ class FedMefVariants:
 
     def init(self, ctx: Ctx) -> Server:
         self.readings.check()
-        if self.start == "random":
+        if self.mask_start == "random":
             return self.pure.init(ctx)
         sparse_model.prunable(ctx)
         params = ctx.task.init(ctx.common.fold("init"))
@@ -63,7 +63,7 @@ class FedMefVariants:
     def first_mask(self, ctx: Ctx) -> Masks:
         """The initial mask, which clients draw from the common seed."""
         masks = self.pure.first_mask(ctx)
-        if self.start == "random":
+        if self.mask_start == "random":
             return masks
         return sparsity.largest(ctx.task.init(ctx.common.fold("init")), sparsity.count(masks))
 

@@ -90,7 +90,7 @@ class PFFDSTVariants:
     learning: Learning = Learning()
     probe_clients: int = option(10, "clients of the probe round", least=1)
     probe_epochs: float = option(10.0, "local epochs of the probe round", above=0)
-    start: Start = option("magnitude", "first mask: the largest first weights, or random")
+    mask_start: Start = option("magnitude", "first mask: the largest first weights, or random")
     freeze_from: FreezeFrom = option("last", "which model of the first phase is frozen")
     freeze_norm: bool = option(False, "scales of normalisation layers are frozen too")
     sampling: Sampling = Sampling()
@@ -123,7 +123,7 @@ class PFFDSTVariants:
             masks = self._probed(ctx).masks()
         else:
             counts = self.phases.quotas(ctx, self.pure.part + self.pure.extra)
-            masks = first_masks(ctx, params, counts, self.start)
+            masks = first_masks(ctx, params, counts, self.mask_start)
         params = sparsity.masked(params, masks)
         return Server(params, masks, {}, 0, NOBODY, NOBODY, False, {}, {}, {}, -1.0)
 
@@ -309,7 +309,7 @@ def pfflash() -> PFFDSTVariants:
     """PFFDST's appendix C: freezing on FLASH's random masks with probed densities."""
     training = Training(epochs=1, batch=32, lr=0.1, schedule="exponential-to", lr_end=0.001)
     phases = Phases(density=0.05, readjust="none", allocation="sensitivity", rounding="exact")
-    return PFFDSTVariants(clients=10, training=training, phases=phases, start="random")
+    return PFFDSTVariants(clients=10, training=training, phases=phases, mask_start="random")
 
 
 def code_parity(method: PFFDSTVariants) -> PFFDSTVariants:

@@ -89,7 +89,7 @@ class Work:
 class MixtureVariants:
     pure: Mixture = Mixture()
     regulariser: Regulariser = option("whole", REGULARISER_HELP)
-    start: Literal["loss", "random"] = option(
+    model_start: Literal["loss", "random"] = option(
         "loss", "the model a client starts from: that of least loss on its data, or a random one"
     )
     reduction: Literal["mean", "sum"] = option(
@@ -115,7 +115,7 @@ class MixtureVariants:
         if self.personal_model == "best":
             losses = [mixture.loss_on_own_data(ctx, each) for each in models]
             best = losses.index(min(losses))
-        if self.start == "random":
+        if self.model_start == "random":
             first = int(ctx.key.fold("start").numpy().integers(len(models)))
             job.work.inner.model.params = ctx.task.own(models[first])
         return Job(Work(job.work, best), job.epochs, job.batch)

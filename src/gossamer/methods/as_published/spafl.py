@@ -82,7 +82,7 @@ class SpaFLVariants:
         "after", "evaluate clients after or before they receive the new thresholds"
     )
     share_norm: bool = option(False, "also average biases and normalisation")
-    start: Literal["seed", "sent"] = option(
+    weight_start: Literal["seed", "sent"] = option(
         "seed", "first weights come from the common seed, or are sent to each client once"
     )
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
@@ -122,7 +122,11 @@ class SpaFLVariants:
             missed = state.history[max(seen, 1) : -1]
         else:
             missed = state.history[-2:-1] if self._last_step else state.history[:0]
-        first = ctx.task.init(ctx.common.fold("init")) if self.start == "sent" and not seen else {}
+        first = (
+            ctx.task.init(ctx.common.fold("init"))
+            if self.weight_start == "sent" and not seen
+            else {}
+        )
         return Down(state.history[-1], missed, state.norm, first)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
