@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import torch
 
-from gossamer import data, fields, models
+from gossamer import data, fields, goals, models
 from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
 from gossamer.config_paths import absolute as absolute
 from gossamer.config_paths import absolute_paths as absolute_paths
 from gossamer.config_paths import beside
-from gossamer.core import AnyMethod, Key
+from gossamer.core import AnyMethod, Examples, Key
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
@@ -51,7 +51,13 @@ class Experiment:
         -1, "minimum training examples of a client; -1: the data set's default", least=-1
     )
     valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
-    label: str = option("", "label column of csv: a name, or a number from 1")
+    label: str = option("", "label columns of csv: a name, a number from 1, or several of them")
+    task: str = option(
+        "",
+        "what is learned: classification, regression, multilabel, language, or my.py:goal; "
+        "empty: the data set's default",
+    )
+    metric: str = option("", "headline metric; empty: the first one of the task")
     size: str = option("", "size of pictures in folder: 32, or WIDTHxHEIGHT")
     layout: Layout = option(
         "auto", "channels of images in npz: last (nhwc) or first (nchw); auto: by their shape"
@@ -162,6 +168,7 @@ class Config:
                 experiment.label,
                 experiment.size,
                 experiment.layout,
+                goals.kind_of(experiment.task),
             ),
             budgets=experiment.budgets or None,
         )
@@ -175,24 +182,31 @@ class Config:
             raise ValueError(
                 f"`device={experiment.device!r}` was asked for, but torch finds none; use cpu"
             )
-        example = federation.client(federation.pool[0].id).train.x[:2]
+        examples = federation.client(federation.pool[0].id).train
+        example = examples.x[:2]
         shape = tuple(example.shape[1:])
-        name = experiment.model or models.default(shape, example.dtype)
         facts = federation.describe()
-        known = {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
+        goal = goals.for_data(experiment.task, experiment.metric, facts)
+        language = goal.kind == "language"
+        name = experiment.model or models.default(shape, example.dtype, language)
+        known: dict[str, object] = {"every": True} if language else {}
+        known |= {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
         head = name.partition(":")[0]
         takes = models.options(head) if head in models.MODELS else {}
         extra = {key: value for key, value in known.items() if key in takes}
         module = models.build(name, shape, federation.classes, **extra)
         patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
-        return Task.of(
+        task = Task.of(
             module,
             example,
             prunable=patterns or None,
             precision=experiment.precision,
             device=experiment.device,
             arithmetic=experiment.arithmetic,
+            goal=goal,
         )
+        goals.check(task, Examples(example, examples.y[:2]))
+        return task
 
     def toml(self, command: str = "") -> str:
         """The configuration as TOML that `gossamer run` accepts."""

@@ -52,7 +52,7 @@ from gossamer.methods import (
 from gossamer.optim import Training
 from gossamer.running import resume, run
 from gossamer.sweeping import Sweep, sweep
-from gossamer.task import Gradients, Task
+from gossamer.task import Goal, Gradients, Metric, Task
 from gossamer.task.layout import Layout
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "FedTiny",
     "Federation",
     "Flash",
+    "Goal",
     "Gradients",
     "History",
     "Job",
@@ -88,6 +89,7 @@ __all__ = [
     "METHODS",
     "Masks",
     "Method",
+    "Metric",
     "Mixture",
     "NST",
     "Options",

@@ -39,6 +39,7 @@ from gossamer.engine.files import Damaged
 from gossamer.engine.resuming import LOG, ROUNDS, judged
 from gossamer.report.columns import table
 from gossamer.task import Task
+from gossamer.task.metrics import titled
 from gossamer.wire import Mode
 
 BY = (
@@ -177,17 +178,16 @@ def counter() -> Iterator[Callable[[int, int], None]]:
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:
-    """The traffic of a run by leaf or by round, and the costs of reaching an accuracy."""
+    """The traffic of a run by leaf or by round, and the costs of reaching a score."""
     parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
     parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
-    parser.add_argument(
-        "--target", type=float, default=None, metavar="X", help="an accuracy to reach"
-    )
+    what = "an accuracy to reach, or a value of the run's headline metric"
+    parser.add_argument("--target", type=float, default=None, metavar="X", help=what)
     parser.add_argument(
         "--of",
         choices=("global", "personal"),
         default=None,
-        help="which accuracy (default: personal if clients keep models of their own)",
+        help="of which models (default: personal if clients keep models of their own)",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
@@ -202,7 +202,8 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     if reached:
         say(_reached(options.target, reached))
     elif options.target is not None:
-        say(f"{whose} accuracy {options.target} was never reached")
+        metric = titled(next((e["metric"] for e in log if e.get("metric")), "accuracy"))
+        say(f"{whose} {metric} {options.target} was never reached")
     if options.json:
         print(json.dumps({"run": str(run), "lines": _plain(lines), "reached": reached}))
     if problem:
@@ -343,7 +344,8 @@ def _plain(lines: Mapping[Line, Bits]) -> list[dict[str, Any]]:
 
 
 def _reached(target: float, reached: Mapping[str, Any]) -> str:
-    text = f"{reached['of']} accuracy {target} was reached in round {reached['round']}, after "
+    metric = titled(reached["metric"])
+    text = f"{reached['of']} {metric} {target} was reached in round {reached['round']}, after "
     text += f"{bits(reached['up'])} up and {bits(reached['down'])} down"
     seconds = reached["device_seconds"]
     return text if seconds is None else f"{text}, {seconds:.4g} s on devices"

@@ -38,6 +38,11 @@ def check_settings(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
+    kept = fields.value(run.method, "moments", "reset") == "kept"
+    if kept and not getattr(run.method, "keeps_moments", False):
+        raise ValueError(
+            f"clients of {run.name} keep no moments of their optimiser; leave out `moments='kept'`"
+        )
     run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:

@@ -15,7 +15,7 @@ from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
 from gossamer.merge import Rule
-from gossamer.task import Task
+from gossamer.task import CLASSIFICATION, Task
 from gossamer.trust import aggregation
 from gossamer.trust.limits import capped
 from gossamer.trust.mechanism import Mechanism
@@ -130,7 +130,8 @@ class Run:
         changed = {n: value for n, value in changed.items() if value != getattr(usual, n)}
         protection = [changed] if changed else []
         private = [f"dp {self.dp}"] if self.dp else []
-        given = [str(self.wire), *selection, *arithmetic, *protection, *private]
+        goal = [] if self.task.goal.facts == CLASSIFICATION.facts else [self.task.goal.facts]
+        given = [str(self.wire), *selection, *arithmetic, *protection, *private, *goal]
         text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, pi, sqrt
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,7 +61,7 @@ def pruned(task: Task, share: float) -> Task:
         if (kind := _KINDS.get(type(part))) and _plain(part):
             part.__class__ = kind
             vars(part)["forgets"] = share
-    sparse = Task(module, task.criterion, task.layout, task.precision, task.device, "torch")
+    sparse = replace(task, module=module, arithmetic="torch")
     with _lock:
         return known.setdefault(share, sparse)
 

@@ -101,4 +101,4 @@ def _made(task: Task, density: float) -> Task:
     names = [f"{path}.{CUTS}" if path else CUTS for path in places]
     leaves = {name: Leaf(name, "buffer", (2,), 1, 2, 0, False, False) for name in names}
     layout = replace(task.layout, leaves={**task.layout.leaves, **leaves})
-    return Task(module, task.criterion, layout, task.precision, task.device, "torch")
+    return replace(task, module=module, layout=layout, arithmetic="torch")

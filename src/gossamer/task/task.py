@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gossamer.core import Batch, Examples, Key, Masks, Params
 from gossamer.task.dropout import SeededDropout, seed_dropouts
+from gossamer.task.goal import CLASSIFICATION, Criterion, Goal, goal_of
 from gossamer.task.layout import Layout, Leaf
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gossamer.arithmetic.plan import Plan
 
 Precision = Literal["f32", "bf16"]
-Criterion = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Params, Batch], Tensor]
 
 CHUNK = 64
@@ -61,6 +60,8 @@ class Task:
     device: str = "cpu"
     arithmetic: Arithmetic = "auto"
     """Whether to compute with torch or with the package's own kernels; auto: by a fixed rule."""
+    goal: Goal = CLASSIFICATION
+    """What the model is judged by; `criterion` is what it is trained by."""
 
     def __post_init__(self) -> None:
         module = copy.deepcopy(self.module).to(self.device)
@@ -81,15 +82,24 @@ class Task:
         module: nn.Module,
         example: Tensor,
         *,
-        criterion: Criterion = functional.cross_entropy,
+        criterion: Criterion | None = None,
         prunable: Sequence[str] | Callable[[Leaf], bool] | None = None,
         precision: Precision = "f32",
         device: str = "cpu",
         arithmetic: Arithmetic = "auto",
+        goal: Goal | str = CLASSIFICATION,
     ) -> Task:
-        """A task whose layout is traced with a batch of example inputs."""
+        """A task whose layout is traced with a batch of example inputs.
+
+        Args:
+            goal: what it is trained for and judged by: a `Goal`, or the name of one.
+            criterion: to train by, if it is not that of the goal.
+        """
         layout = Layout.trace(module, example, prunable)
-        return cls(module, criterion, layout, precision, device, arithmetic)
+        goal = goal_of(goal) if isinstance(goal, str) else goal
+        goal = goal if criterion is None else replace(goal, criterion=criterion)
+        by = goal.trained_by()
+        return cls(module, by, layout, precision, device, arithmetic, goal)
 
     def copy(self) -> Task:
         """The same task with its own module, for another thread."""
@@ -132,12 +142,11 @@ class Task:
         with torch.no_grad():
             return self.criterion(self.logits(params, batch.x), batch.y)
 
-    def accuracy(self, params: Params, examples: Examples) -> tuple[float, float]:
-        """The accuracy of a classifier, and that of guessing."""
+    def share(self, params: Params, examples: Examples) -> tuple[float, float]:
+        """Accuracy or another figure of at most 1, and that of guessing; see `Goal.share`."""
         with torch.inference_mode():
-            logits = self.logits(params, examples.x.to(self.device))
-        right = logits.argmax(-1).cpu() == examples.y.cpu()
-        return float(right.double().mean()), 1 / logits.shape[-1]
+            outputs = self.logits(params, examples.x.to(self.device)).cpu()
+            return self.goal.share(outputs, examples.y.cpu())
 
     def gradients(
         self,
