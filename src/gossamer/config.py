@@ -187,14 +187,8 @@ class Config:
         shape = tuple(example.shape[1:])
         facts = federation.describe()
         goal = goals.for_data(experiment.task, experiment.metric, facts)
-        language = goal.kind == "language"
-        name = experiment.model or models.default(shape, example.dtype, language)
-        known: dict[str, object] = {"every": True} if language else {}
-        known |= {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
-        head = name.partition(":")[0]
-        takes = models.options(head) if head in models.MODELS else {}
-        extra = {key: value for key, value in known.items() if key in takes}
-        module = models.build(name, shape, federation.classes, **extra)
+        kind = (shape, example.dtype, federation.classes)
+        module = goals.model(experiment.model, *kind, goal, facts)
         patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
         task = Task.of(
             module,

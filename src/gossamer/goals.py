@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from gossamer import models
 from gossamer.core import Examples, Key
@@ -48,6 +49,35 @@ def for_data(task: str, metric: str, facts: Mapping[str, object]) -> Goal:
     if goal.kind == "regression" and isinstance(centre, Sequence) and isinstance(spread, Sequence):
         goal = goal.scaled([float(each) for each in centre], [float(each) for each in spread])
     return goal.led_by(metric) if metric else goal
+
+
+def model(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    classes: int,
+    goal: Goal,
+    facts: Mapping[str, object],
+) -> nn.Module:
+    """A model for a goal, with the options that follow from the data.
+
+    Args:
+        name: of the model; empty: the default for such examples.
+        shape: of an example.
+        dtype: of an example.
+        classes: outputs that the data need.
+        goal: what it is trained for.
+        facts: what a federation describes itself by.
+    """
+    language = goal.kind == "language"
+    name = name or models.default(shape, dtype, language)
+    known: dict[str, object] = {"every": True} if language else {}
+    known |= {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
+    head = name.partition(":")[0]
+    takes = models.options(head) if head in models.MODELS else {}
+    return models.build(
+        name, shape, classes, **{key: value for key, value in known.items() if key in takes}
+    )
 
 
 def name_of(goal: Goal) -> str | None:

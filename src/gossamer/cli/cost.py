@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gossamer import fields, models
+from gossamer import fields, goals
 from gossamer.accounting.blank_data import Blank
 from gossamer.accounting.dry_run import price_run
 from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
@@ -39,6 +39,7 @@ from gossamer.engine.files import Damaged
 from gossamer.engine.resuming import LOG, ROUNDS, judged
 from gossamer.report.columns import table
 from gossamer.task import Task
+from gossamer.task.goal import blank_labels
 from gossamer.task.metrics import titled
 from gossamer.wire import Mode
 
@@ -120,21 +121,24 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     shape = _shape(options.shape) if options.shape else source.shape if source else ()
     classes = options.classes or (source.classes if source else 0)
     pool = _pool(experiment)
+    if goals.kind_of(experiment.task) == "language" and not options.examples:
+        raise ValueError("set --examples: how many sequences a client has depends on the text")
     examples = options.examples or max(1, (source.train if source else 0) // pool)
     clients = fields.value(method, "clients", pool)
     enough(method, pool)
     key = Key(experiment.division_seed).fold("data", "budgets")
     budgets = deal_budgets(experiment.budgets or None, pool, key)
     dtype = torch.float32 if len(shape) == 3 or not source else _dtype(experiment.data)
-    name = experiment.model or models.default(shape, dtype)
-    module = models.build(name, shape, classes)
+    goal = goals.for_data(experiment.task, experiment.metric, {})
+    module = goals.model(experiment.model, shape, dtype, classes, goal, {})
     patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
     example = torch.zeros((2, *shape), dtype=dtype)
-    task = Task.of(module, example, prunable=patterns or None)
+    task = Task.of(module, example, prunable=patterns or None, goal=goal)
+    label = blank_labels(task, task.layout.input.blank(1))
     run = Run(
         method,
         task,
-        Blank(task.layout.input, classes, pool, examples, budgets=budgets),
+        Blank(task.layout.input, classes, pool, examples, budgets=budgets, label=label),
         rounds=experiment.rounds,
         key=Key(experiment.seed),
         options=config.options,
