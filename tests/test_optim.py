@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import Key, Training
-from gossamer.optim import Velocity, clip, pull, sgd
+from gossamer.optim import Moments, Velocity, adam, clip, pull, sgd
 from helpers import linear, server_ctx
 
 
@@ -129,3 +129,52 @@ def test_a_fused_step_shows_that_it_changed_its_tensors() -> None:
     before = params[0]._version
     sgd(params, grads, [], rate=0.1)
     assert params[0]._version > before
+
+
+# Adam -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_adam_is_torchs(optimiser: str, channels_last: bool) -> None:
+    """Five steps with weight decay, also for filters in channels-last order."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    first = [
+        torch.randn(4, 3, 2, 2, generator=Key(1).generator()).to(memory_format=layout),
+        torch.randn(5, generator=Key(2).generator()),
+    ]
+    theirs = [nn.Parameter(each.clone()) for each in first]
+    kind = torch.optim.Adam if optimiser == "adam" else torch.optim.AdamW
+    reference = kind(theirs, lr=0.1, weight_decay=0.2, betas=(0.8, 0.95), eps=1e-6)
+    training = Training(
+        optimiser=optimiser,  # type: ignore[arg-type]
+        weight_decay=0.2,
+        adam_beta1=0.8,
+        adam_beta2=0.95,
+        adam_eps=1e-6,
+    )
+    params = {str(at): each.clone() for at, each in enumerate(first)}
+    moments = Moments()
+    for step in range(5):
+        grads = {name: torch.sin(each + step) for name, each in params.items()}
+        for param, grad in zip(theirs, grads.values(), strict=True):
+            param.grad = grad.clone()
+        reference.step()
+        training.update(params, grads, moments, 0.1)
+    assert moments.steps == 5
+    for mine, other in zip(params.values(), theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_adam_has_no_first_step_to_take_in_a_list() -> None:
+    training = Training(optimiser="adam")
+    with pytest.raises(TypeError, match=r"give `update` an optim\.Moments"):
+        training.update({"w": torch.zeros(2)}, {"w": torch.ones(2)}, [], 0.1)
+
+
+def test_weights_without_gradients_and_moments_stay_at_zero() -> None:
+    weight, moments = torch.tensor([0.0, 1.0]), Moments()
+    for _ in range(3):
+        grad = torch.tensor([0.0, 1.0])
+        adam([weight], [grad], moments, rate=0.1, weight_decay=0.1, decoupled=True)
+    assert weight[0] == 0.0 and weight[1] < 1.0

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from gossamer import data, fields, models
+from gossamer import data, fields, goals, models
 from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
 from gossamer.compression import compress, directions
 from gossamer.config_paths import absolute as absolute
 from gossamer.config_paths import absolute_paths as absolute_paths
 from gossamer.config_paths import beside
-from gossamer.core import AnyMethod, Key
+from gossamer.core import AnyMethod, Examples, Key
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
@@ -53,7 +53,13 @@ class Experiment:
         -1, "minimum training examples of a client; -1: the data set's default", least=-1
     )
     valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
-    label: str = option("", "label column of csv: a name, or a number from 1")
+    label: str = option("", "label columns of csv: a name, a number from 1, or several of them")
+    task: str = option(
+        "",
+        "what is learned: classification, regression, multilabel, language, or my.py:goal; "
+        "empty: the data set's default",
+    )
+    metric: str = option("", "headline metric; empty: the first one of the task")
     size: str = option("", "size of pictures in folder: 32, or WIDTHxHEIGHT")
     layout: Layout = option(
         "auto", "channels of images in npz: last (nhwc) or first (nchw); auto: by their shape"
@@ -180,6 +186,7 @@ class Config:
                 experiment.label,
                 experiment.size,
                 experiment.layout,
+                goals.kind_of(experiment.task),
             ),
             budgets=experiment.budgets or None,
         )
@@ -193,26 +200,27 @@ class Config:
             raise ValueError(
                 f"`device={experiment.device!r}` was asked for, but torch finds none; use cpu"
             )
-        example = federation.client(federation.pool[0].id).train.x[:2]
+        examples = federation.client(federation.pool[0].id).train
+        example = examples.x[:2]
         shape = tuple(example.shape[1:])
-        name = experiment.model or models.default(shape, example.dtype)
         facts = federation.describe()
-        known = {"vocabulary": facts["vocabulary"]} if "vocabulary" in facts else {}
-        head = name.partition(":")[0]
-        takes = models.options(head) if head in models.MODELS else {}
-        extra = {key: value for key, value in known.items() if key in takes}
+        goal = goals.for_data(experiment.task, experiment.metric, facts)
+        kind = (shape, example.dtype, federation.classes)
         with seeded_globally(Key(experiment.seed).fold("model")):  # frozen parameters stay so
-            module = models.build(name, shape, federation.classes, **extra)
+            module = goals.model(experiment.model, *kind, goal, facts)
         patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
-        return Task.of(
+        task = Task.of(
             module,
             example,
             prunable=patterns or None,
             precision=experiment.precision,
             device=experiment.device,
             arithmetic=experiment.arithmetic,
-            start=start_of(experiment.start, name),
+            start=start_of(experiment.start, experiment.model),
+            goal=goal,
         )
+        goals.check(task, Examples(example, examples.y[:2]))
+        return task
 
     def toml(self, command: str = "") -> str:
         """The configuration as TOML that `gossamer run` accepts."""
@@ -221,7 +229,8 @@ class Config:
 
 def start_of(start: str, model: str) -> str:
     """Where first weights come from: a function may load some, and those are kept."""
-    return start or ("seed" if model.partition(":")[0] in models.MODELS else "module")
+    named = not model or model.partition(":")[0] in models.MODELS
+    return start or ("seed" if named else "module")
 
 
 def toml(config: Config, method: AnyMethod, command: str = "") -> str:

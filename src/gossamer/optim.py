@@ -1,15 +1,16 @@
-"""Local SGD: its settings, learning-rate schedules, and one fused step."""
+"""Local training: SGD, Adam and AdamW, their settings and schedules, and fused steps."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.optim.adam import adam as _torch_adam
 from torch.optim.sgd import sgd as _torch_sgd
 
 from gossamer.arithmetic.library import Library, library
@@ -18,12 +19,25 @@ from gossamer.core import Ctx, Params
 from gossamer.fields import option
 
 Schedule = Literal["constant", "exponential", "exponential-to", "cosine"]
+OptimiserName = Literal["sgd", "adam", "adamw"]
 Velocity = list[Tensor | None]
+
+
+@dataclass
+class Moments:
+    """The state of an optimiser, in the order of the parameters; empty before the first step."""
+
+    first: Velocity = field(default_factory=list)
+    """Momentum of SGD, or the mean of gradients of Adam."""
+    second: list[Tensor] = field(default_factory=list)
+    """The mean of squared gradients of Adam."""
+    steps: int = 0
+    """Steps of Adam."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains: SGD, with a learning-rate schedule over the rounds."""
+    """How a client trains: the optimiser, with a learning-rate schedule over the rounds."""
 
     epochs: float = option(1.0, "local epochs; may be fractional", above=0)
     batch: int = option(64, "examples in a local mini-batch", least=1)
@@ -32,9 +46,16 @@ class Training:
     decay: float = option(0.99, "decay per round of the exponential schedule", above=0, most=1)
     lr_end: float = option(0.001, "final learning rate of exponential-to and cosine", least=0)
     lr_least: float = option(0.0, "lower bound of the learning rate", least=0)
-    momentum: float = option(0.0, "momentum of local SGD, reset in each round", least=0, below=1)
-    weight_decay: float = option(0.0, "weight decay of local SGD", least=0)
+    momentum: float = option(0.0, "momentum of local SGD", least=0, below=1)
+    weight_decay: float = option(0.0, "weight decay of local training", least=0)
     clip: float = option(0.0, "clip gradients to this norm; 0: no clipping", least=0)
+    optimiser: OptimiserName = option("sgd", "local optimiser; momentum is of sgd only")
+    adam_beta1: float = option(0.9, "decay of local Adam's first moment", least=0, below=1)
+    adam_beta2: float = option(0.999, "decay of local Adam's second moment", least=0, below=1)
+    adam_eps: float = option(1e-8, "added to the root of local Adam's second moment", above=0)
+    moments: Literal["reset", "kept"] = option(
+        "reset", "momentum or Adam's moments: reset in each round, or kept by each client"
+    )
 
     @property
     def spans_rounds(self) -> str:
@@ -67,18 +88,33 @@ class Training:
             per_epoch -= 1  # the engine appends a last batch of one example to the one before
         return steps / per_epoch
 
-    def update(self, params: Params, grads: Params, velocity: Velocity, rate: float) -> None:
-        """One in-place step on every tensor that has a gradient."""
-        values = list(grads.values())
+    def update(
+        self, params: Params, grads: Params, moments: Moments | Velocity, rate: float
+    ) -> None:
+        """One in-place step on every tensor that has a gradient.
+
+        Args:
+            moments: what the optimiser remembers, updated in place; SGD takes a list, too.
+        """
+        state = moments if isinstance(moments, Moments) else Moments(moments)
+        values, tensors = list(grads.values()), [params[name] for name in grads]
         if self.clip:
             clip(values, self.clip)
-        sgd(
-            [params[name] for name in grads],
+        if self.optimiser == "sgd":
+            settings = {"momentum": self.momentum, "weight_decay": self.weight_decay}
+            sgd(tensors, values, state.first, rate=rate, **settings)
+            return
+        if state is not moments:
+            raise TypeError(f"{self.optimiser} has two moments; give `update` an optim.Moments()")
+        adam(
+            tensors,
             values,
-            velocity,
+            state,
             rate=rate,
-            momentum=self.momentum,
+            betas=(self.adam_beta1, self.adam_beta2),
+            eps=self.adam_eps,
             weight_decay=self.weight_decay,
+            decoupled=self.optimiser == "adamw",
         )
 
 
@@ -145,6 +181,53 @@ def _kernel_sgd(
             if (held := velocity[index]) is not None:
                 entry.velocity = held.data_ptr()
         kernels.descend(ctypes.addressof(table), len(chosen), *settings, first)
+
+
+def adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    moments: Moments,
+    *,
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> None:
+    """One fused in-place step of Adam, or of AdamW if weight decay is decoupled from gradients.
+
+    A weight whose gradients and moments are zero stays where it is, and at zero if it is zero.
+    Elements are paired by address, as in `sgd`.
+
+    Kingma, Ba: Adam: a method for stochastic optimization. ICLR 2015.
+    https://arxiv.org/abs/1412.6980
+    Loshchilov, Hutter: Decoupled weight decay regularization. ICLR 2019.
+    https://arxiv.org/abs/1711.05101
+    """
+    if not moments.second:
+        moments.first[:] = [torch.zeros_like(each) for each in params]
+        moments.second[:] = [torch.zeros_like(each) for each in params]
+    first = [each for each in moments.first if each is not None]
+    _torch_adam(
+        params,
+        grads,
+        first,
+        moments.second,
+        [],
+        [torch.tensor(float(moments.steps)) for _ in params],
+        foreach=False,
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=rate,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+        decoupled_weight_decay=decoupled,
+    )
+    moments.steps += 1
+    increment_version(params)
 
 
 def adamax(

@@ -63,7 +63,7 @@ from gossamer.models.lora import lora
 from gossamer.optim import Training
 from gossamer.running import resume, run
 from gossamer.sweeping import Sweep, sweep
-from gossamer.task import Gradients, Task
+from gossamer.task import Goal, Gradients, Metric, Task
 from gossamer.task.layout import Layout
 
 __all__ = [
@@ -95,6 +95,7 @@ __all__ = [
     "Federation",
     "FjORD",
     "Flash",
+    "Goal",
     "Gradients",
     "HeteroFL",
     "History",
@@ -107,6 +108,7 @@ __all__ = [
     "METHODS",
     "Masks",
     "Method",
+    "Metric",
     "Mixture",
     "NST",
     "Options",

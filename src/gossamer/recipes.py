@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch import nn
-from torch.nn import functional
 
-from gossamer import data, fields, models
+from gossamer import data, fields, goals, models
 from gossamer.compression import Compressed
 from gossamer.config import Config, Experiment, absolute_paths, find_method, toml
 from gossamer.core import AnyMethod, Key
@@ -75,6 +74,7 @@ def configuration(made: Parts, run: Run) -> str:
     experiment = Experiment(
         model=made.model,
         start=task.start,
+        metric=_metric(made),
         prunable=_prunable(made),
         rounds=run.rounds,
         seed=run.key.seed,
@@ -121,6 +121,7 @@ def _data(origin: Origin | str) -> dict[str, object]:
         "layout": origin.inputs.layout,
         "scale": origin.inputs.scale,
         "augment": origin.inputs.augment,
+        "task": origin.inputs.task,
         "data_seed": origin.seed,
         "budgets": origin.budgets or "",
     }
@@ -171,21 +172,29 @@ def _task(given: TaskLike, federation: Federation, seed: int) -> tuple[Task, str
     """The task, and the name of its model."""
     if isinstance(given, Task):
         # What a program did to the weights of a module since it was built, nobody can repeat.
-        again = given.criterion is functional.cross_entropy and given.start == "seed"
+        again = goals.name_of(given.goal) and given.start == "seed"
         named = models.name_of(given.module) if again else None
         return given, named or f"{PYTHON}:{type(given.module).__name__}"
     example = federation.client(federation.pool[0].id).train.x[:2]
     shape = tuple(example.shape[1:])
     if isinstance(given, str):
-        name = given or models.default(shape, example.dtype)
+        language = federation.describe().get("task") == "language"
+        name = given or models.default(shape, example.dtype, language)
         config = Config("fedavg", {}, Experiment(model=name, seed=seed))
         return config.build_task(federation), name
+    goal = goals.for_data("", "", federation.describe())
     if isinstance(given, nn.Module):
-        return Task.of(given, example), f"{PYTHON}:{type(given).__name__}"
+        return Task.of(given, example, goal=goal), f"{PYTHON}:{type(given).__name__}"
     with seeded_globally(Key(seed).fold("model")):
         built = models.call(given, shape, federation.classes)
     name = getattr(given, "__name__", "function")
-    return Task.of(built, example), reference(given) or f"{PYTHON}:{name}"
+    return Task.of(built, example, goal=goal), reference(given) or f"{PYTHON}:{name}"
+
+
+def _metric(made: Parts) -> str:
+    """The headline metric, if it is not that of the data's task."""
+    usual = goals.for_data("", "", made.federation.describe()).headline.name
+    return "" if made.task.goal.headline.name == usual else made.task.goal.headline.name
 
 
 def _prunable(made: Parts) -> str:

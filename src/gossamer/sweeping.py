@@ -30,7 +30,7 @@ class Sweep:
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The settings with the best mean accuracy on the data that decide."""
+        """The settings with the best mean score on the data that decide."""
         winner = sweep_results.best(self.trials, self.select)
         if winner is None:
             raise ValueError("no run of the sweep was evaluated; use `eval_every=1`")

@@ -306,7 +306,8 @@ def plan(name: str, rounds: int) -> Plan:
 SUMMARY = Summary(
     **{
         **dict.fromkeys(Summary.__dataclass_fields__),
-        "accuracy": {**UNKNOWN, "global": 0.7654},
+        "scores": {**UNKNOWN, "global": 0.7654},
+        "metric": "accuracy",
         "density": 0.25,
         "cost": Cost(),
         "seconds": 12.5,

@@ -156,7 +156,7 @@ def test_tensorboard_gets_the_scalars(gossamer: Command) -> None:
 def test_the_started_event_tells_what_was_run(gossamer: Command) -> None:
     gossamer("run", "fedavg", *SMALL, "--out", "a", "--quiet")
     started = events("a")[0]
-    assert started["event"] == "started" and started["schema"] == 1
+    assert started["event"] == "started" and started["schema"] == 2
     assert started["data"]["partition"] == "dirichlet:0.3" and started["pool"] == 20
     assert started["settings"]["clients"] == 4 and "torch" in started["environment"]
     json.dumps(started)

@@ -52,7 +52,7 @@ def test_draws_are_within_ranges_different_and_repeatable() -> None:
 def trial(name: str, valid: list[float], test: list[float], missing: int = 0) -> Trial:
     figures = [
         {
-            "accuracy": {"valid_best": v, "best": t},
+            "scores": {"valid_best": v, "best": t},
             "density": 1.0,
             "bits": {"up": 1, "down": 1},
             "seconds": 1.0,
@@ -69,7 +69,7 @@ def test_validation_data_decide_and_not_test_data() -> None:
     assert sweep_results.text(trials, "valid").splitlines()[2].lstrip().startswith("* b")
     other = sweep_results.best(trials, "test")
     assert other is not None and other.settings == {"lr": "a"}
-    assert "chosen: expect less" in sweep_results.verdict(trials, "test")
+    assert "chosen: expect worse" in sweep_results.verdict(trials, "test")
 
 
 def test_a_combination_with_failed_runs_does_not_win() -> None:

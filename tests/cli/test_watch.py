@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.watch import Lines, Screen, follow
-from gossamer.cli.watch_frame import ACCURACIES, SHARES, frame, sparkline
+from gossamer.cli.watch_frame import SCORES, SHARES, frame, sparkline
 from gossamer.engine import replay
 from gossamer.engine.events import (
     ClientFinished,
@@ -38,7 +38,7 @@ def written(*events: Event, took: float = 3.0) -> bytes:
 
 
 def a_round(number: int) -> list[Event]:
-    tested = replace(evaluated(number), global_accuracy=0.25 * number, local_mean=0.5)
+    tested = replace(evaluated(number), global_score=0.25 * number, local_mean=0.5)
     measured = replace(MEASURED, round=number)
     return [replace(CLIENT, round=number), finished(number), measured, tested]
 
@@ -94,7 +94,7 @@ def test_trackers_have_a_curve_of_every_figure_that_is_shown() -> None:
     tested = replace(evaluated(1), local_mean=0.5, valid_mean=0.5, personal_density=0.5)
     spent = PrivacySpent(1, 2.0, 1e-5, 1.0, 0.8, "fixed", "one client replaced by another", 1)
     assert seen(finished(1), spent, MEASURED, tested).last.keys() == {
-        *ACCURACIES,
+        *(f"accuracy/{name}" for name in SCORES),
         *SHARES,
         *("bits/up", "bits/down", "flops", "loss/global", "privacy/clip"),
     }
@@ -118,7 +118,7 @@ def test_failures_silence_damage_and_newer_logs_are_told(
     assert "dropped replies: 5; the latest:" in text and text.count("gossamer replay") == 3
     assert "client 1 failed" not in text and "client 4 failed" in text
     assert "unreadable lines in the log: 5" in text
-    assert "newer format (9; this version knows 1)" in text
+    assert "newer format (9; this version knows 2)" in text
     assert "no events for 2:05; if the run was stopped: gossamer resume 'a run'" in text
     assert "no events" not in "\n".join(frame(found, 1030.0))
     Path("a run/config.toml").unlink()

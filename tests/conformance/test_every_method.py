@@ -19,6 +19,15 @@ VARIANTS: dict[str, AnyMethod] = {
         METHODS["fedsparse-variants"], {"lambda0": 1.0, "prune_below": 0.98, "gate_bias": True}
     ),
     "fedtiny-adjusting": fields.replace(METHODS["fedtiny"], {"candidates": 1}),
+    "fedavg-kept": fields.replace(
+        METHODS["fedavg"], {"optimiser": "adamw", "moments": "kept", "buffers": "local"}
+    ),
+    **{
+        f"{name}-adamw": fields.replace(
+            METHODS[name], {"optimiser": "adamw", "weight_decay": 0.1, "lr": 0.01}
+        )
+        for name in ("spdst", "pffdst", "spafl", "fedsparse", "prunefl")
+    },
     "fedprox-clip": fields.replace(METHODS["fedprox"], {"clip": 0.5, "weight_decay": 0.1}),
 }
 

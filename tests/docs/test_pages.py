@@ -14,6 +14,7 @@ PAGES = [
     "howto/own",
     "howto/python",
     "howto/sweep",
+    "howto/tasks",
     "howto/resume",
     "howto/ship",
     "reference/index",

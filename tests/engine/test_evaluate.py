@@ -159,7 +159,7 @@ def test_an_ensemble_predicts_the_weighted_mean_of_probabilities(workers: Worker
         functional.softmax(functional.linear(test.x, m["weight"], m["bias"]), 1) for m in members
     )
     mixed = 0.25 * one + 0.75 * two
-    assert np.array_equal(found.right, (mixed.argmax(1) == test.y).numpy())
+    assert np.array_equal(found.numbers["accuracy"], (mixed.argmax(1) == test.y).numpy())
     wanted = -mixed[torch.arange(60), test.y].log()
     np.testing.assert_allclose(found.loss, wanted.numpy(), rtol=1e-5)
     single = mark_all(workers, members[0], test)
@@ -183,7 +183,7 @@ def test_a_run_evaluates_ensembles(rows: bool) -> None:
     summary = run(method, task, federation, rounds=2)
     model = method.model(server_ctx(task), summary.state, None)
     assert summary.accuracy["global"] == pytest.approx(
-        mark(task, model, federation.test).right.mean()
+        mark(task, model, federation.test).numbers["accuracy"].mean()
     )
     assert summary.accuracy["personal_mean"] is not None
 
@@ -280,7 +280,9 @@ def test_without_the_global_model_personal_figures_are_the_same(
         for wanted in (True, False)
     )
     assert whole.global_accuracy is not None
-    assert part == replace(whole, global_accuracy=None, global_loss=None)
+    assert part == replace(
+        whole, global_accuracy=None, global_score=None, global_loss=None, global_metrics={}
+    )
 
 
 def test_training_makes_the_figures_better() -> None:

@@ -127,9 +127,9 @@ def test_a_personal_model_is_tested_on_its_clients_own_data(tmp_path: Path) -> N
     each = []
     for id in range(6):
         model = method.model(ctx, state, local if id == 2 else None)
-        each.append(mark(task, model, federation.client(id).test).right.mean())
+        each.append(mark(task, model, federation.client(id).test).numbers["accuracy"].mean())
     assert found.personal_mean == pytest.approx(np.mean(each))
-    shared = mark(task, state.params, federation.client(2).test).right.mean()
+    shared = mark(task, state.params, federation.client(2).test).numbers["accuracy"].mean()
     assert each[2] != shared
 
 

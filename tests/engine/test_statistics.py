@@ -264,9 +264,10 @@ def test_a_static_method_is_tested_with_the_statistics_of_training_data(
     everything = torch.cat([federation.client(id).train.x for id in range(6)])
     model = calibrated(task, state.params, [everything])
     marks = mark(task, model, federation.test)
-    assert found.global_accuracy == marks.right.mean()
+    assert found.global_accuracy == marks.numbers["accuracy"].mean()
     assert found.global_loss == pytest.approx(marks.loss.mean())
-    each = [mark(task, model, federation.client(id).test).right.mean() for id in range(6)]
+    own = [mark(task, model, federation.client(id).test) for id in range(6)]
+    each = [marks.numbers["accuracy"].mean() for marks in own]
     assert found.personal_mean == pytest.approx(np.mean(each))
     assert found.global_loss != plain.global_loss
     assert found.global_accuracy != plain.global_accuracy
@@ -289,7 +290,7 @@ def test_a_personal_model_is_calibrated_on_its_clients_own_data(store: Store) ->
     def accuracy(id: int) -> float:
         x = federation.client(id).train.x if id == 2 else everything
         model = calibrated(task, state.params, [x])
-        return float(mark(task, model, federation.client(id).test).right.mean())
+        return float(mark(task, model, federation.client(id).test).numbers["accuracy"].mean())
 
     assert found.personal_mean == pytest.approx(np.mean([accuracy(id) for id in range(6)]))
     assert found.personal_density == 1.0

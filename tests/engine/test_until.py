@@ -52,9 +52,17 @@ def test_goals_that_a_run_cannot_reach_are_refused_before_it_begins() -> None:
 
 def test_accuracy_is_that_of_personal_models_where_there_are_any() -> None:
     figures = {"global": 0.9, "personal_mean": 0.5, "personal_density": None}
-    assert reached("accuracy=0.8", Progress(accuracy=figures)) == "accuracy=0.8"
-    assert not reached("accuracy=0.8", Progress(accuracy={**figures, "personal_density": 1.0}))
+    assert reached("accuracy=0.8", Progress(scores=figures)) == "accuracy=0.8"
+    assert not reached("accuracy=0.8", Progress(scores={**figures, "personal_density": 1.0}))
     assert not reached("accuracy=0.8", Progress())
+
+
+def test_a_metric_that_falls_is_reached_from_above() -> None:
+    lower = ("perplexity", "lower")
+    assert not reached("perplexity=20", Progress(scores={"global": 20.5}), *lower)
+    assert reached("perplexity=20", Progress(scores={"global": 20.0}), *lower) == "perplexity=20"
+    with refused("takes perplexity, bits"):
+        parse("accuracy=0.5", "perplexity")
 
 
 def test_bits_count_both_ways() -> None:

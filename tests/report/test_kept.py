@@ -34,7 +34,7 @@ def test_a_kept_result_has_the_figures_of_its_run(folder: Path, tmp_path: Path) 
     path = keep(run, tmp_path / "paper" / "one.json")
     assert path.stat().st_size < 6000
     kept = read_run(path)
-    for accuracy in ("global_accuracy", "personal_mean"):
+    for accuracy in ("global_score", "personal_mean"):
         mine, theirs = known(figures(kept, accuracy)), known(figures(run, accuracy))
         assert mine == pytest.approx(theirs, rel=1e-5)
     for figure in ("global", "clients", "sent", "paper", "flops", "density", "zeros"):
@@ -90,8 +90,8 @@ def test_long_runs_keep_their_best_and_their_latest_evaluations(
 ) -> None:
     run = read_run(folder)
     curve = {at: 0.5 + (0.4 if at == 777 else at / 10_000) for at in range(1001)}
-    kept = read_kept(keep(replace(run, curves={"global_accuracy": curve}), tmp_path / "long.json"))
-    shown = kept.curve("global_accuracy")
+    kept = read_kept(keep(replace(run, curves={"global_score": curve}), tmp_path / "long.json"))
+    shown = kept.curve("global_score")
     assert len(shown) < 80
     assert shown[777] == pytest.approx(0.9)
     assert set(range(991, 1001)) <= set(shown)

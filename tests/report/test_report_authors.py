@@ -103,8 +103,8 @@ def test_the_data_of_every_chart_are_downloaded_as_csv(
         shown = "JSON.parse(document.getElementById('data').textContent).groups[1].evaluated"
         known = page.evaluate(shown)
         assert [row[1:] for row in rows if row[0] == "spdst"] == [
-            [str(known["round"][at]), str(value), str(known["global_accuracy±"][at]), "2"]
-            for at, value in enumerate(known["global_accuracy"])
+            [str(known["round"][at]), str(value), str(known["global_score±"][at]), "2"]
+            for at, value in enumerate(known["global_score"])
         ]
         assert [row[-2:] for row in rows if row[0] == "fedavg"] == [["", "1"]] * 21
     if chart == "partition":

@@ -14,7 +14,7 @@ from run_folders import write_run
 from gossamer.engine.events import ClientFailed, Clock, line
 from gossamer.report import read_run, report
 from gossamer.report.curves import table, thin
-from gossamer.report.figures import best_round, cards, main_accuracy, rows
+from gossamer.report.figures import best_round, cards, main_score, rows
 from gossamer.report.groups import differing, grouped
 from gossamer.report.page import SHOWN
 from gossamer.report.page_data import page_data
@@ -114,7 +114,7 @@ def test_a_long_curve_is_thinned_and_a_short_one_is_not() -> None:
 
 
 def made(accuracy: dict[int, float], sent: float = 1.0, **more: dict[int, float]) -> Run:
-    curves = {"global_accuracy": accuracy, "up": {1: sent}, "down": {1: sent}, **more}
+    curves = {"global_score": accuracy, "up": {1: sent}, "down": {1: sent}, **more}
     name = f"{accuracy}{sent}"
     return Run(name, started={"method": name}, finished={"round": 1}, curves=curves)
 
@@ -122,20 +122,20 @@ def made(accuracy: dict[int, float], sent: float = 1.0, **more: dict[int, float]
 def test_a_row_is_pareto_optimal_if_none_is_as_accurate_with_as_few_bits() -> None:
     """By accuracy and bits: (.9, 9) and (.5, 1) stay; (.5, 2) and (.8, 9) are beaten."""
     runs = [made({1: a}, sent) for a, sent in ((0.9, 9), (0.5, 1), (0.5, 2), (0.8, 9))]
-    found = rows(grouped(runs), "global_accuracy")
+    found = rows(grouped(runs), "global_score")
     assert [row.pareto_optimal for row in found] == [True, True, False, False]
 
 
 def test_nobody_is_best_alone_or_among_other_data() -> None:
     one = made({1: 0.5})
-    assert not rows(grouped([one]), "global_accuracy")[0].pareto_optimal
+    assert not rows(grouped([one]), "global_score")[0].pareto_optimal
     other = replace(one, folder="b", started={"method": "b", "data": {"name": "other"}})
-    assert not any(row.pareto_optimal for row in rows(grouped([one, other]), "global_accuracy"))
+    assert not any(row.pareto_optimal for row in rows(grouped([one, other]), "global_score"))
 
 
 def test_a_run_that_is_still_going_is_not_praised_for_what_it_has_not_sent_yet() -> None:
     ended, going = made({1: 0.9}, 9), replace(made({1: 0.5}, 1), finished={})
-    found = rows(grouped([ended, going]), "global_accuracy")
+    found = rows(grouped([ended, going]), "global_score")
     assert [row.pareto_optimal for row in found] == [True, False]
     titles = {card.title: card.value for card in cards(found, SHOWN)}
     assert titles["Fewest bits sent"] == "18 bit"
@@ -143,18 +143,18 @@ def test_a_run_that_is_still_going_is_not_praised_for_what_it_has_not_sent_yet()
 
 def test_the_best_round_is_chosen_as_the_engine_does() -> None:
     curve = {0: 0.95, 1: 0.2, 2: 0.7, 3: 0.7, 4: 0.6}
-    assert best_round(made(curve), "global_accuracy") == 0
-    assert best_round(made(curve, personal_density={2: 0.1, 3: 0.1}), "global_accuracy") == 2
-    assert best_round(made(curve, valid_mean={1: 0.1, 4: 0.3}), "global_accuracy") == 4
-    assert best_round(made({}), "global_accuracy") is None
+    assert best_round(made(curve), "global_score") == 0
+    assert best_round(made(curve, personal_density={2: 0.1, 3: 0.1}), "global_score") == 2
+    assert best_round(made(curve, valid_mean={1: 0.1, 4: 0.3}), "global_score") == 4
+    assert best_round(made({}), "global_score") is None
 
 
 def test_runs_are_compared_by_personal_accuracy_once_models_are_personal(tmp_path: Path) -> None:
     shared = read_run(write_run(tmp_path / "a"))
     own = read_run(write_run(tmp_path / "b", "spafl", personal=True))
-    assert main_accuracy(grouped([shared])) == "global_accuracy"
-    assert main_accuracy(grouped([shared, own])) == "personal_mean"
-    assert main_accuracy(grouped([own, made({1: 0.5})])) == "global_accuracy"
+    assert main_score(grouped([shared])) == "global_score"
+    assert main_score(grouped([shared, own])) == "personal_mean"
+    assert main_score(grouped([own, made({1: 0.5})])) == "global_score"
 
 
 def test_cards_name_the_best_and_by_how_much(tmp_path: Path) -> None:
@@ -164,27 +164,27 @@ def test_cards_name_the_best_and_by_how_much(tmp_path: Path) -> None:
             read_run(write_run(tmp_path / "b", "spdst", sent=10_000, top=0.8)),
         ]
     )
-    found = {card.title: card for card in cards(rows(groups, "global_accuracy"), SHOWN)}
+    found = {card.title: card for card in cards(rows(groups, "global_score"), SHOWN)}
     assert found["Highest accuracy"].note == "fedavg"
     assert found["Fewest bits sent"].value == "360 kbit"
     assert found["Fewest bits sent"].note == "spdst · 10 times less than fedavg"
     assert found["Fewest operations"].note == "all equal"
-    alone = {card.title: card for card in cards(rows(groups[1:], "global_accuracy"), SHOWN)}
+    alone = {card.title: card for card in cards(rows(groups[1:], "global_score"), SHOWN)}
     assert alone["Sent"].note == "180 kbit up, 180 kbit down"
 
 
 def test_the_data_of_a_page_are_those_of_the_log(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{seed}", seed=seed)) for seed in (1, 2)]
-    (group,) = page_data(grouped(runs), [], "global_accuracy")["groups"]
+    (group,) = page_data(grouped(runs), [], "global_score")["groups"]
     evaluated = group["evaluated"]
     assert evaluated["round"] == [0, 1, 2, 3, 4, 5, 6]
     assert evaluated["sent"] == [60_000 * number for number in range(7)]
     assert evaluated["device_seconds"] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
     assert evaluated["flops"] == [3 * 10**9 * number for number in range(7)]
-    both = [run.curve("global_accuracy")[6] for run in runs]
-    assert evaluated["global_accuracy"][6] == pytest.approx(sum(both) / 2, rel=1e-5)
-    assert evaluated["global_accuracy±"][6] == pytest.approx(abs(both[0] - both[1]) / 2, rel=1e-4)
-    assert evaluated["global_accuracy#"] == [2] * 7
+    both = [run.curve("global_score")[6] for run in runs]
+    assert evaluated["global_score"][6] == pytest.approx(sum(both) / 2, rel=1e-5)
+    assert evaluated["global_score±"][6] == pytest.approx(abs(both[0] - both[1]) / 2, rel=1e-4)
+    assert evaluated["global_score#"] == [2] * 7
     assert group["rounds"]["mismatch"][:3] == [None, None, 0.05]
     assert group["layers"]["conv2.weight"]["density"]["density"] == [0.2] * 7
     found = group["layers"]["conv2.weight"]["sensitivity"]
@@ -235,5 +235,5 @@ def test_what_was_sent_in_vain_is_in_the_ledger(tmp_path: Path) -> None:
     lost = line(ClientFailed(1, 9, "network", "no answer", 500, 400), Clock(0.0, 0.0))
     with (folder / "events.jsonl").open("a") as file:
         file.write(lost * 2)
-    (group,) = page_data(grouped([read_run(folder)]), [], "global_accuracy")["groups"]
+    (group,) = page_data(grouped([read_run(folder)]), [], "global_score")["groups"]
     assert ["down", "failed clients all", 1000, 800] in group["ledger"]

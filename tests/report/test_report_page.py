@@ -51,7 +51,7 @@ class Reader(HTMLParser):
         return [found["data-chart"] for _, found in self.tags if "data-chart" in found]
 
     def data(self) -> Any:
-        return json.loads(next(text for tag, text in self.inside if text.startswith('{"accuracy"')))
+        return json.loads(next(text for tag, text in self.inside if text.startswith('{"score"')))
 
 
 def test_a_run_with_everything_has_every_chart(tmp_path: Path) -> None:

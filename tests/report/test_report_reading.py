@@ -33,7 +33,7 @@ def test_a_whole_run_is_read_without_a_word(tmp_path: Path) -> None:
     assert (run.method, run.seed, run.planned, run.done) == ("spdst", 1, 6, 6)
     assert run.command == "gossamer run spdst --seed 1"
     assert run.curve("up") == {number: 3000.0 * number for number in range(1, 7)}
-    assert list(run.curve("global_accuracy")) == list(range(7))
+    assert list(run.curve("global_score")) == list(range(7))
     assert tuple(run.layers) == LAYERS
     assert run.layers["fc2.weight"]["density"][6] == pytest.approx(0.4)
     assert run.ledger["up", "Update", "values"].sent == 18 * (1000 - 72)
@@ -87,7 +87,7 @@ def test_a_newer_log_is_shown_as_far_as_it_is_known(tmp_path: Path) -> None:
 
     folder = change(write_run(tmp_path / "a"), newer)
     run = read_run(folder)
-    assert run.done == 6 and run.curve("global_accuracy")[6] > 0
+    assert run.done == 6 and run.curve("global_score")[6] > 0
     assert [text.removeprefix(f"{folder}: ") for text in run.notices] == [
         f"the log has a newer format (schema {SCHEMA + 1}; this version knows {SCHEMA}); "
         "known entries are shown, but may have changed their meaning",
@@ -101,11 +101,11 @@ def test_events_that_lack_what_they_should_have_are_left_out(tmp_path: Path) -> 
             if event["event"] == "evaluated" and event["round"] == 2:
                 event["round"] = "two"
             if event["event"] == "evaluated" and event["round"] == 3:
-                event["global_accuracy"] = "high"
+                event["global_accuracy"] = event["global_score"] = "high"
                 event["personal_mean"] = 10**400
 
     run = read_run(change(write_run(tmp_path / "a"), spoil))
-    assert list(run.curve("global_accuracy")) == [0, 1, 4, 5, 6]
+    assert list(run.curve("global_score")) == [0, 1, 4, 5, 6]
     assert list(run.curve("personal_mean")) == [0, 1, 4, 5, 6]
     (text,) = run.notices
     assert text.endswith("a: line 15 of the log could not be read")

@@ -21,7 +21,7 @@ def run(method: str, seed: int, accuracy: float, diverged: str = "") -> Run:
 
 def found(*runs: Run) -> list[differences.Difference]:
     table = results(runs)
-    return differences.differences(table.rows, table.accuracy)
+    return differences.differences(table)
 
 
 def test_each_row_is_compared_with_the_best_by_seed() -> None:

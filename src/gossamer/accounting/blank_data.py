@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gossamer.core import Client, Data, Examples
 from gossamer.data.arrays import Pool
@@ -17,8 +18,10 @@ from gossamer.data.federation import Augment
 from gossamer.data.inputs import Floats
 from gossamer.task.layout import Input
 
+NO_CLASS = torch.zeros(1, dtype=torch.int64)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Blank:
     """A federation whose examples are all zero and take no memory."""
 
@@ -29,6 +32,8 @@ class Blank:
     name: str = "blank"
     augment: Augment | None = None
     budgets: Floats | None = None
+    label: Tensor = NO_CLASS
+    """A label of zeros, as `blank_labels` gives it for one example."""
 
     @cached_property
     def pool(self) -> Sequence[Client]:
@@ -53,5 +58,5 @@ class Blank:
         return None
 
     def _blank(self, count: int) -> Examples:
-        labels = torch.zeros(1, dtype=torch.int64).expand(count)
+        labels = self.label.expand(count, *self.label.shape[1:])
         return Examples(self.input.blank(count), labels)

@@ -41,27 +41,31 @@ def has_personal_models(log: Log) -> bool:
 
 
 def reach(log: Log, target: float, whose: str) -> dict[str, Any] | None:
-    """The first evaluation that reaches an accuracy, with the costs up to it.
+    """The first evaluation that reaches a value of the headline metric, with the costs up to it.
 
     Args:
         log: the events of a run.
-        target: the accuracy to reach.
+        target: the value to reach: at least, or at most where lower is better.
         whose: `global` or `personal`.
 
     Returns:
-        Round, accuracy, bits, FLOPs and device time; None if it was never reached.
+        Round, score, bits, FLOPs and device time; None if it was never reached.
     """
-    key = "global_accuracy" if whose == "global" else "personal_mean"
+    keys = ("global_score", "global_accuracy") if whose == "global" else ("personal_mean",)
     sent: Mapping[str, Any] = {}
     for event in log:
         if event["event"] == "round-finished":
             sent = event
-        accuracy = event.get(key)
-        if event["event"] == "evaluated" and accuracy is not None and accuracy >= target:
+        if event["event"] != "evaluated":
+            continue
+        score = next((event[key] for key in keys if event.get(key) is not None), None)
+        metric, lower = event.get("metric", "accuracy"), event.get("better") == "lower"
+        if score is not None and (score <= target if lower else score >= target):
             return {
                 "round": event["round"],
                 "of": whose,
-                "accuracy": accuracy,
+                "metric": metric,
+                metric: score,
                 "up": sent.get("up", 0),
                 "down": sent.get("down", 0),
                 "flops": sent.get("flops", 0),

@@ -1,4 +1,4 @@
-"""A model in training: parameters and momentum that SGD updates in place, dense or packed.
+"""A model in training: parameters and momentum that are updated in place, dense or packed.
 
 The kernels keep the weights of sparse layers packed, without their zeros, from step to step.
 Whoever reads `params` gets ordinary tensors; the next step packs them again.
@@ -19,6 +19,7 @@ from gossamer.arithmetic.native import Native
 from gossamer.arithmetic.plan import in_memory_order
 from gossamer.arithmetic.structs import CCall, CParam
 from gossamer.core import Batch, Masks, Params
+from gossamer.optim import Moments
 
 if TYPE_CHECKING:
     from gossamer.optim import Training, Velocity
@@ -31,10 +32,16 @@ class Model:
     Masked weights are zero and stay zero. Everything may be read and changed between steps.
     """
 
-    def __init__(self, task: Task, params: Params, masks: Masks | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        params: Params,
+        masks: Masks | None = None,
+        moments: Moments | None = None,
+    ) -> None:
         self.task = task
         self._params = params
-        self._velocity: Velocity = []
+        self._moments = moments or Moments()
         self._masks: Masks = masks or {}
         self._fixed: Masks = {}
         self._packed: _Packed | None = None
@@ -55,8 +62,13 @@ class Model:
     @property
     def velocity(self) -> Velocity:
         """The momentum of every trained parameter, in the layout's order; empty before a step."""
+        return self.moments.first
+
+    @property
+    def moments(self) -> Moments:
+        """What the optimiser remembers, in the layout's order; empty before a step."""
         self._unpack()
-        return self._velocity
+        return self._moments
 
     @property
     def masks(self) -> Masks:
@@ -93,11 +105,13 @@ class Model:
         prox: float = 0.0,
         anchor: Params | None = None,
     ) -> Tensor | float:
-        """One step of SGD on the active weights.
+        """One step of the optimiser on the active weights.
+
+        The kernels take whole steps of SGD. For Adam they compute gradients, and torch steps.
 
         Args:
             batch: the examples.
-            training: momentum, weight decay and clipping.
+            training: the optimiser, with weight decay and clipping.
             rate: the learning rate.
             prox: strength of a pull towards `anchor`.
             anchor: a model in the layout of the parameters.
@@ -105,6 +119,9 @@ class Model:
         Returns:
             The loss before the step.
         """
+        if training.optimiser != "sgd":
+            self._unpack()
+            return self._torch_step(batch, training, rate, prox, anchor)
         if not self._chosen:
             # Once for a job: a smaller last batch does not change the arithmetic.
             self._native = self.task.native_for(self._masks, batch)
@@ -121,15 +138,20 @@ class Model:
         loss, grads = self.task.gradients(self._params, batch, self._masks)
         if prox and anchor:
             optim.pull(grads, self._params, anchor, prox)
+        held = {}
         if self._fixed:
             # Fixed weights are not zero, so weight decay must not see them.
-            if training.weight_decay:
+            if training.optimiser == "adamw":
+                held = {name: self._params[name][fixed] for name, fixed in self._fixed.items()}
+            elif training.weight_decay:
                 weights = [self._params[name] for name in grads]
                 torch._foreach_add_(list(grads.values()), weights, alpha=training.weight_decay)
                 training = replace(training, weight_decay=0.0)
             for name, fixed in self._fixed.items():
                 grads[name].masked_fill_(fixed, 0)
-        training.update(self._params, grads, self._velocity, rate)
+        training.update(self._params, grads, self._moments, rate)
+        for name, values in held.items():
+            self._params[name][self._fixed[name]] = values
         return loss
 
     def _unpack(self) -> None:
@@ -152,7 +174,7 @@ class _Packed:
         self.grads = {name: torch.empty_like(self.values[name]) for name in self.trained}
         self.velocity = {
             name: self._pack(name, tensor)
-            for name, tensor in zip(self.trained, model._velocity, strict=False)
+            for name, tensor in zip(self.trained, model._moments.first, strict=False)
             if tensor is not None
         }
         self.marks = self._marks(masks, model._fixed)
@@ -206,13 +228,13 @@ class _Packed:
             if name in model._params:  # constants are not
                 self._unpack(name, self.values[name], model._params[name])
         if self.velocity:
-            if not model._velocity:
-                model._velocity = [torch.zeros_like(model._params[n]) for n in self.trained]
-            for name, tensor in zip(self.trained, model._velocity, strict=True):
+            if not model._moments.first:
+                model._moments.first = [torch.zeros_like(model._params[n]) for n in self.trained]
+            for name, tensor in zip(self.trained, model._moments.first, strict=True):
                 assert tensor is not None
                 self._unpack(name, self.velocity[name], tensor)
-        elif not model._velocity:
-            model._velocity = [None] * len(self.trained)
+        elif not model._moments.first:
+            model._moments.first = [None] * len(self.trained)
 
     def _set(self, training: Training, prox: float, anchor: Params | None) -> None:
         call = self.call

@@ -239,7 +239,7 @@ def _present(todo: Sequence[Plan], request: Request) -> int:
     runs = [run_of(plan) for plan in todo]
     rows = results(runs)
     say(text(rows))
-    found = differences.differences(rows.rows, rows.accuracy)
+    found = differences.differences(rows)
     for line in differences.text(found):
         say(line)
     experiment = todo[0].config.experiment

@@ -11,7 +11,9 @@ from gossamer.cli.progress import Figures, bits, clock, failure
 from gossamer.engine import Summary
 from gossamer.engine.events import ClientFailed, Clock, Evaluated, Event, Sink
 from gossamer.engine.events import RoundFinished as Round
+from gossamer.report.units import score
 from gossamer.reproduce.plans import Plan
+from gossamer.task.metrics import titled
 
 LINES = 10
 """Lines per run if there is no terminal."""
@@ -78,10 +80,10 @@ class ComparisonProgress:
         """Prints the line of a finished run."""
         self.done += plan.config.experiment.rounds
         self._finished += 1
-        accuracy = summary.accuracy
-        figures = {"accuracy": accuracy["global"], "personal": accuracy["personal_mean"]}
-        own = accuracy["personal_density"]
-        parts = [f"{name} {value:.4f}" for name, value in figures.items() if value is not None]
+        scores, title = summary.scores, titled(summary.metric)
+        figures = {title: scores["global"], "personal": scores["personal_mean"]}
+        own = scores["personal_density"]
+        parts = [f"{name} {score(value)}" for name, value in figures.items() if value is not None]
         parts += [
             f"density {summary.density if own is None else own:.3g}",
             f"{bits(summary.cost.up)} up, {bits(summary.cost.down)} down",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gossamer import fields, models
+from gossamer import fields, goals
 from gossamer.accounting.blank_data import Blank
 from gossamer.accounting.dry_run import price_run
 from gossamer.accounting.log import by_round, has_personal_models, ledger, reach
@@ -48,6 +48,8 @@ from gossamer.engine.files import Damaged
 from gossamer.engine.resuming import LOG, ROUNDS, judged
 from gossamer.report.columns import table
 from gossamer.task import Task
+from gossamer.task.goal import blank_labels
+from gossamer.task.metrics import titled
 from gossamer.wire import Mode
 
 BY = (
@@ -128,22 +130,25 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     shape = _shape(options.shape) if options.shape else source.shape if source else ()
     classes = options.classes or (source.classes if source else 0)
     pool = _pool(experiment)
+    if goals.kind_of(experiment.task) == "language" and not options.examples:
+        raise ValueError("set --examples: how many sequences a client has depends on the text")
     examples = options.examples or max(1, (source.train if source else 0) // pool)
     clients = fields.value(method, "clients", pool)
     enough(method, pool)
     key = Key(experiment.division_seed).fold("data", "budgets")
     budgets = deal_budgets(experiment.budgets or None, pool, key)
     dtype = torch.float32 if len(shape) == 3 or not source else _dtype(experiment.data)
-    name = experiment.model or models.default(shape, dtype)
-    module = models.build(name, shape, classes)
+    goal = goals.for_data(experiment.task, experiment.metric, {})
+    module = goals.model(experiment.model, shape, dtype, classes, goal, {})
     patterns = [part.strip() for part in experiment.prunable.split(",") if part.strip()]
     example = torch.zeros((2, *shape), dtype=dtype)
-    start = start_of(experiment.start, name)
-    task = Task.of(module, example, prunable=patterns or None, start=start)
+    start = start_of(experiment.start, experiment.model)
+    task = Task.of(module, example, prunable=patterns or None, goal=goal, start=start)
+    label = blank_labels(task, task.layout.input.blank(1))
     run = Run(
         method,
         task,
-        Blank(task.layout.input, classes, pool, examples, budgets=budgets),
+        Blank(task.layout.input, classes, pool, examples, budgets=budgets, label=label),
         rounds=experiment.rounds,
         key=Key(experiment.seed),
         options=config.options,
@@ -187,17 +192,16 @@ def counter() -> Iterator[Callable[[int, int], None]]:
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:
-    """The traffic of a run by leaf or by round, and the costs of reaching an accuracy."""
+    """The traffic of a run by leaf or by round, and the costs of reaching a score."""
     parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
     parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
-    parser.add_argument(
-        "--target", type=float, default=None, metavar="X", help="an accuracy to reach"
-    )
+    what = "an accuracy to reach, or a value of the run's headline metric"
+    parser.add_argument("--target", type=float, default=None, metavar="X", help=what)
     parser.add_argument(
         "--of",
         choices=("global", "personal"),
         default=None,
-        help="which accuracy (default: personal if clients keep models of their own)",
+        help="of which models (default: personal if clients keep models of their own)",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.read(arguments)
@@ -212,7 +216,8 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     if reached:
         say(_reached(options.target, reached))
     elif options.target is not None:
-        say(f"{whose} accuracy {options.target} was never reached")
+        metric = titled(next((e["metric"] for e in log if e.get("metric")), "accuracy"))
+        say(f"{whose} {metric} {options.target} was never reached")
     if options.json:
         print(json.dumps({"run": str(run), "lines": _plain(lines), "reached": reached}))
     if problem:
@@ -353,7 +358,8 @@ def _plain(lines: Mapping[Line, Bits]) -> list[dict[str, Any]]:
 
 
 def _reached(target: float, reached: Mapping[str, Any]) -> str:
-    text = f"{reached['of']} accuracy {target} was reached in round {reached['round']}, after "
+    metric = titled(reached["metric"])
+    text = f"{reached['of']} {metric} {target} was reached in round {reached['round']}, after "
     text += f"{bits(reached['up'])} up and {bits(reached['down'])} down"
     seconds = reached["device_seconds"]
     return text if seconds is None else f"{text}, {seconds:.4g} s on devices"

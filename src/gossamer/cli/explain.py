@@ -5,7 +5,7 @@ from __future__ import annotations
 from gossamer.arithmetic import choice
 from gossamer.arithmetic.library import library
 from gossamer.cli.parsing import say
-from gossamer.engine.arithmetic import layer_choices
+from gossamer.engine.arithmetic import layer_choices, steps_by_torch
 from gossamer.engine.client import server_ctx
 from gossamer.engine.measure import measures
 from gossamer.engine.run_record import Run
@@ -33,4 +33,6 @@ def explain(run: Run) -> int:
         f"{100 * active:.0f} % of {total / 1e6:,.1f} million multiplications an example, "
         f"in batches of {run.batch}; docs/arithmetic.md has the rule"
     )
+    if reason := steps_by_torch(run):
+        say(reason)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.cli.parsing import FAILED, Parser, Refusal, refusing, say, warn
+from gossamer.report.units import score
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -72,10 +73,10 @@ def export(arguments: Sequence[str]) -> int:
         say(f"compact: {model.weights:,} parameters remain")
     size = target.stat().st_size
     say(f"wrote {target}, {size:,} bytes")
-    accuracy = _tested(exporting, target, model)
+    found, metric = _tested(exporting, target, model), model.task.goal.headline
     if options.json:
         what = {"file": str(target), "bytes": size, "numbers": model.weights, "density": share}
-        print(json.dumps({**what, "accuracy": accuracy, "facts": facts}), flush=True)
+        print(json.dumps({**what, metric.name: found, "facts": facts}), flush=True)
     for text in model.notices:
         warn(text)
     if model.notices:
@@ -84,7 +85,7 @@ def export(arguments: Sequence[str]) -> int:
 
 
 def _tested(exporting: Any, target: Path, model: Any) -> float | None:
-    """Accuracy of the written file; None without test data or the format's runtime."""
+    """The headline metric of the written file; None without test data or the format's runtime."""
     if not len(model.test):
         say("not tested: no test data available")
         return None
@@ -93,6 +94,8 @@ def _tested(exporting: Any, target: Path, model: Any) -> float | None:
     except ImportError as missing:
         warn(f"not tested: {missing}")
         return None
-    accuracy: float = exporting.accuracy(predict, model.test)
-    say(f"accuracy of the file on {len(model.test):,} test examples: {accuracy:.4f}")
-    return accuracy
+    goal = model.task.goal
+    found: float | None = exporting.score(predict, model.test, goal)
+    shown = score(found)
+    say(f"{goal.headline.title} of the file on {len(model.test):,} test examples: {shown}")
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gossamer.cli.progress import bits
 from gossamer.engine import Summary
+from gossamer.report.units import score
+from gossamer.task.metrics import titled
 
 
 def outcome(summary: Summary, held_out: float = 0.0) -> str:
@@ -13,32 +15,36 @@ def outcome(summary: Summary, held_out: float = 0.0) -> str:
         summary: Of the run.
         held_out: The share of their training data that clients held out.
     """
-    accuracy, cost = summary.accuracy, summary.cost
+    scores, cost = summary.scores, summary.cost
+    metric = titled(summary.metric)
     chosen = "test data" if summary.select == "test" else "validation data"
     word = "best" if summary.select == "test" else "at best round"
-    number = accuracy["best_round"]
+    number = scores["best_round"]
     rows: list[tuple[str, object]] = [
         (
             "rounds",
             f"{summary.rounds} ({summary.reached} reached)" if summary.reached else summary.rounds,
         ),
         (f"best round, chosen on {chosen}", None if number is None else f"{number:.0f}"),
-        ("accuracy there, on test data", accuracy["best"]),
-        (f"global accuracy, last ({word})", _pair(accuracy["global"], accuracy["global_best"])),
+        (f"{metric} there, on test data", scores["best"]),
+        (f"global {metric}, last ({word})", _pair(scores["global"], scores["global_best"])),
         (
-            f"personal accuracy, last ({word})",
-            _pair(accuracy["personal_mean"], accuracy["personal_best"]),
+            f"personal {metric}, last ({word})",
+            _pair(scores["personal_mean"], scores["personal_best"]),
         ),
         (
             "worst decile, last (at best round)",
-            _pair(accuracy["personal_worst_decile"], accuracy["best_worst_decile"]),
+            _pair(scores["personal_worst_decile"], scores["best_worst_decile"]),
         ),
-        ("density, last (at best round)", _pair(summary.density, accuracy["best_density"])),
+        ("density, last (at best round)", _pair(summary.density, scores["best_density"])),
     ]
-    if accuracy["personal_density"] is not None:
-        both = _pair(accuracy["personal_density"], accuracy["best_personal_density"])
-        rows.append(("accuracy of clients with their own model", accuracy["local_mean"]))
+    if scores["personal_density"] is not None:
+        both = _pair(scores["personal_density"], scores["best_personal_density"])
+        rows.append((f"{metric} of clients with their own model", scores["local_mean"]))
         rows.append(("density of personal models", both))
+    for name, value in summary.metrics.items():
+        if name != summary.metric:
+            rows.append((f"global {titled(name)}, last", value))
     if summary.privacy is not None:
         spent = summary.privacy
         guarantee = f"{spent['epsilon']:.4g} at delta {spent['delta']:g}"
@@ -57,7 +63,7 @@ def outcome(summary: Summary, held_out: float = 0.0) -> str:
 
 
 def _shown(value: object) -> str:
-    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return "-" if value is None else score(value) if isinstance(value, float) else str(value)
 
 
 def _pair(last: float | None, best: float | None) -> str:

@@ -23,6 +23,8 @@ from gossamer.engine.events import (
     StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
+from gossamer.report.units import score
+from gossamer.task.metrics import titled
 
 
 class Figures:
@@ -31,7 +33,8 @@ class Figures:
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self.round = 0
-        self.accuracy: float | None = None
+        self.metric = "accuracy"
+        self.score: float | None = None
         self.personal: float | None = None
         self.valid: float | None = None
         self.bits = 0
@@ -58,7 +61,8 @@ class Figures:
             case PrivacySpent():
                 self.epsilon = event.epsilon
             case Evaluated():
-                self.accuracy, self.personal = event.global_accuracy, event.personal_mean
+                self.metric = titled(event.metric)
+                self.score, self.personal = event.global_score, event.personal_mean
                 self.valid = event.valid_mean
 
     def left(self) -> str:
@@ -70,9 +74,9 @@ class Figures:
 
     def parts(self) -> list[str]:
         """The figures as short texts, the remaining time last."""
-        shown = {"accuracy": self.accuracy, "personal": self.personal, "valid": self.valid}
+        shown = {self.metric: self.score, "personal": self.personal, "valid": self.valid}
         return [
-            *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
+            *(f"{name} {score(value)}" for name, value in shown.items() if value is not None),
             bits(self.bits),
             f"density {self.density:.3g}",
             *([] if self.epsilon is None else [f"epsilon {self.epsilon:.3g}"]),

@@ -228,7 +228,7 @@ def _divided(
 def _validated(config: Config, common: dict[str, Any]) -> None:
     """Validation data decide unless test data are asked to."""
     if common.setdefault("select", "valid") == "test":
-        warn("note: --select test chooses on test data, so its accuracy there is too high")
+        warn("note: --select test chooses on test data, so its score there is too good")
     elif "valid" not in common and not config.experiment.valid:
         common["valid"] = HELD_OUT
         warn(f"note: --valid {HELD_OUT} holds out a tenth of the training data to choose on")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gossamer.cli.parsing import Parser, Refusal, say
 from gossamer.cli.progress import failure
-from gossamer.cli.watch_frame import ACCURACIES, _pace, _shares, _traffic, _waiting, frame
+from gossamer.cli.watch_frame import SCORES, _pace, _shares, _traffic, _waiting, frame
 from gossamer.engine.events import (
     ClientFailed,
     Evaluated,
@@ -21,6 +21,7 @@ from gossamer.engine.events import (
     RoundFinished,
 )
 from gossamer.report.live import LiveRun, Tail
+from gossamer.report.units import score
 
 
 class Display(Protocol):
@@ -115,9 +116,11 @@ class Lines:
 
     def _print(self, live: LiveRun) -> None:
         self._pending = False
-        known = {text: live.last[name] for name, text in ACCURACIES.items() if name in live.last}
-        accuracies = [f"{text} {value:.4f}" for text, value in known.items()]
-        parts = [f"round {self._shown}/{live.rounds}", *accuracies, *_traffic(live), *_shares(live)]
+        known = {
+            text: live.curves[name][-1] for name, text in SCORES.items() if name in live.curves
+        }
+        scores = [f"{text} {score(value)}" for text, value in known.items()]
+        parts = [f"round {self._shown}/{live.rounds}", *scores, *_traffic(live), *_shares(live)]
         say("  ".join([*parts, *_pace(live)]))
 
 

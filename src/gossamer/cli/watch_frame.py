@@ -11,16 +11,18 @@ from gossamer.engine.events import (
     SCHEMA,
 )
 from gossamer.report.live import LiveRun
+from gossamer.report.units import score
+from gossamer.task.metrics import titled
 
 BARS = "▁▂▃▄▅▆▇█"
-ACCURACIES = {
-    "accuracy/global": "global",
-    "accuracy/personal_mean": "personal",
-    "accuracy/personal_worst_decile": "worst decile",
-    "accuracy/local_mean": "clients' own",
-    "accuracy/valid_mean": "validation",
+SCORES = {
+    "global": "global",
+    "personal_mean": "personal",
+    "personal_worst_decile": "worst decile",
+    "local_mean": "clients' own",
+    "valid_mean": "validation",
 }
-"""Labels of the curves, by the names that trackers use."""
+"""Labels of the curves of the headline metric, by the names of `LiveRun.curves`."""
 SHARES = {
     "density": "density",
     "density/personal": "personal density",
@@ -45,11 +47,13 @@ def frame(live: LiveRun, now: float) -> list[str]:
     state = "finished" if live.finished else ", ".join(_pace(live)) or "no round yet"
     bar = f"{'█' * filled}{'░' * (WIDTH - filled)}"
     lines.append(f"{'round':13}{bar}  {live.round}/{live.rounds}  {state}")
-    for name, text in ACCURACIES.items():
+    choose = max if live.better == "higher" else min
+    if live.metric != "accuracy":
+        lines.append(f"{titled(live.metric)}, {live.better} is better:")
+    for name, text in SCORES.items():
         if curve := live.curves.get(name):
-            lines.append(
-                f"{text:13}{sparkline(curve).ljust(WIDTH)}  {curve[-1]:.4f}  best {max(curve):.4f}"
-            )
+            last, best = score(curve[-1]), score(choose(curve))
+            lines.append(f"{text:13}{sparkline(curve).ljust(WIDTH)}  {last}  best {best}")
     if figures := [*_traffic(live), *_shares(live)]:
         lines.append(" · ".join(figures))
     if live.failed:

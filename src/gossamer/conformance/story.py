@@ -116,7 +116,8 @@ def image(value: object) -> bytes:
         case Ensemble() | Exchange() | Client() | Data() | Result() | Measures():
             return image([getattr(value, each.name) for each in dataclasses.fields(value)])
         case Model():
-            return image([value.params, value.velocity, value.masks, value.fixed])
+            state = value.moments
+            return image([value.params, state.first, state.second, value.masks, value.fixed])
         case list() | tuple():
             return b"".join(_framed(image(each)) for each in value)
         case Sequence() if not isinstance(value, str):

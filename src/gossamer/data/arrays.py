@@ -12,18 +12,57 @@ import numpy as np
 from gossamer.core import Client, Levels
 from gossamer.data.inputs import Floats, Ints, Kind, Rows
 
+DECILES = 10
+"""Classes that partitions divide the targets of a regression into."""
+
 
 @dataclass(frozen=True)
 class Labels:
     """All a partition may look at: labels, and groups and coarse classes where there are any."""
 
-    train: Ints
-    test: Ints
+    train: np.ndarray
+    """Numbers of classes; for other tasks a number, a row of numbers or a row of tokens each."""
+    test: np.ndarray
     classes: int
+    """Outputs that a model needs: classes, targets, labels, or the vocabulary."""
     groups: tuple[Ints, Ints] | None = None
     """For every training and every test row, the number of its writer or speaker."""
     coarse: Ints | None = None
     """For every class, the number of its coarse class."""
+    task: str = "classification"
+    """What labels are: one class each, or what another task needs."""
+
+    @property
+    def strata(self) -> Labels:
+        """The same examples with classes that partitions can divide by.
+
+        Targets of a regression are in ten classes of equal size, by the first target. An example
+        with several labels is of the rarest of them, or of a last class if it has none. A row of
+        tokens is of the only class.
+        """
+        match self.task:
+            case "regression":
+                first = [part.reshape(len(part), -1)[:, 0] for part in (self.train, self.test)]
+                edges = np.quantile(first[0], np.arange(1, DECILES) / DECILES)
+                train, test = (np.searchsorted(edges, part, "right") for part in first)
+                classes = DECILES
+            case "multilabel":
+                rarest = np.argsort(self.train.sum(0), kind="stable")
+                train, test = (_rarest(part, rarest) for part in (self.train, self.test))
+                classes = self.classes + 1
+            case "language":
+                train, test = (np.zeros(len(part), np.int64) for part in (self.train, self.test))
+                classes = 1
+            case _:
+                return self
+        return Labels(train, test, classes, self.groups)
+
+
+def _rarest(labels: np.ndarray, order: np.ndarray) -> Ints:
+    """For every row the first label, in an order, that is true; the number of labels if none is."""
+    ranked = labels[:, order] > 0
+    found: Ints = np.where(ranked.any(1), order[ranked.argmax(1)], labels.shape[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -40,7 +79,7 @@ class Arrays:
         labels = self.labels
         return (
             f"Arrays({self.name}: {len(labels.train):,} training and {len(labels.test):,} test "
-            f"examples of shape {self.kind.shape}, {labels.classes} classes)"
+            f"examples of shape {self.kind.shape}, {outputs(labels)})"
         )
 
     def __post_init__(self) -> None:
@@ -54,7 +93,8 @@ class Arrays:
                     f"{self.name} has {len(x)} {split} examples but {len(y)} labels; "
                     f"give every example one label"
                 )
-            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < labels.classes:
+            by_class = labels.task == "classification"
+            if by_class and len(y) and not 0 <= int(y.min()) <= int(y.max()) < labels.classes:
                 raise ValueError(
                     f"{self.name} has {split} labels from {y.min()} to {y.max()} for "
                     f"{labels.classes} classes; number the classes from 0"
@@ -69,6 +109,15 @@ class Arrays:
                 )
         if not len(labels.train):
             raise ValueError(f"{self.name} has no training examples; check its files")
+
+
+def outputs(labels: Labels) -> str:
+    """How many classes, targets, labels or tokens there are, in words."""
+    words = {"regression": "target", "multilabel": "label", "language": "token"}
+    word = words.get(labels.task)
+    if word is None:
+        return f"{labels.classes} classes"
+    return f"{labels.classes} {word}{'s' * (labels.classes != 1)}"
 
 
 # who owns which rows, in two arrays however many clients there are --------------------------------

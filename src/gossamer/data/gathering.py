@@ -12,8 +12,9 @@ from torch import Tensor
 from gossamer.core import Data, Key
 from gossamer.data.arrays import Arrays, Index, Labels
 from gossamer.data.inputs import AsGiven, Inputs, Ints
-from gossamer.data.sources.classes import note_unseen
+from gossamer.data.sources.classes import note_unseen, numbered
 from gossamer.data.sources.files import arrays_of, held_out
+from gossamer.data.sources.targets import OTHER, targets
 from gossamer.data.tensors import Tensors
 
 ArrayLike: TypeAlias = "np.ndarray | Tensor | Sequence[Any]"
@@ -39,7 +40,10 @@ def images_or_given(
     """Images if the rows are bytes, otherwise rows that stay as they are."""
     if train.dtype == np.uint8 and train.ndim in (3, 4):
         return arrays_of(name, train, test, labels, inputs)
-    note_unseen(name, labels.train, labels.test)
+    if labels.task == "classification":
+        note_unseen(name, labels.train, labels.test)
+    elif labels.task == "language":
+        return arrays_of(name, train, test, labels, inputs)
     return Arrays(name, AsGiven(train.shape[1:], str(train.dtype)), train, test, labels)
 
 
@@ -56,7 +60,7 @@ def array_of(values: ArrayLike) -> np.ndarray:
     return np.asarray(values)
 
 
-def read(source: Pair | Dataset) -> tuple[np.ndarray, np.ndarray]:
+def read(source: Pair | Dataset, task: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels of a pair of arrays or of a torch data set."""
     if isinstance(source, tuple):
         x, y = array_of(source[0]), array_of(source[1])
@@ -71,12 +75,16 @@ def read(source: Pair | Dataset) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(
                 f"examples have shapes {rows[0].shape} and {odd}; add a transform to one size"
             )
-        x, y = np.stack(rows), np.asarray([int(pair[1]) for pair in pairs], np.int64)
+        x = np.stack(rows)
+        if task in OTHER:
+            y = np.stack([array_of(pair[1]) for pair in pairs])
+        else:
+            y = np.asarray([int(pair[1]) for pair in pairs], np.int64)
     as_many(type(source).__name__, x, y)
     return x, y
 
 
-def parts_of(client: ClientLike) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def parts_of(client: ClientLike, task: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The data of a client by part; those that have no examples are left out."""
     if isinstance(client, Data):
         given: Mapping[str, Any] = {
@@ -88,7 +96,7 @@ def parts_of(client: ClientLike) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         given = client if isinstance(client, Mapping) else {"train": client}
     if "train" not in given or not given.keys() <= {"train", "valid", "test"}:
         raise ValueError(f"a client has train, and may have valid and test; not {', '.join(given)}")
-    return {part: read(given[part]) for part in given}
+    return {part: read(given[part], task) for part in given}
 
 
 def hold_out(
@@ -142,10 +150,22 @@ def groups_of(
     return array_of(pair[0]).astype(np.int64), array_of(pair[1]).astype(np.int64)
 
 
+def labels_of(
+    name: str, task: str, train: np.ndarray, test: np.ndarray, groups: tuple[Ints, Ints] | None
+) -> Labels:
+    """Classes from 0, or what another task needs."""
+    if task in OTHER:
+        (train, test), outputs = targets(name, task, (train, test))
+        return Labels(train, test, outputs, groups, task=task)
+    numbers, classes = numbered(name, whole(name, train), whole(name, test))
+    return Labels(numbers[0], numbers[1], classes, groups)
+
+
 def whole(name: str, y: np.ndarray) -> np.ndarray:
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise ValueError(
-            f"labels of {name} are {y.dtype} of shape {y.shape}; give whole numbers, one an example"
+            f"labels of {name} are {y.dtype} of shape {y.shape}; give whole numbers, one an "
+            f"example, or say `task='regression'`, 'multilabel' or 'language'"
         )
     return y
 

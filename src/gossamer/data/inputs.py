@@ -16,6 +16,7 @@ from torch import Tensor
 from gossamer.arithmetic.inputs import scaled
 from gossamer.data.augment import CropAndFlip
 from gossamer.data.federation import Augment
+from gossamer.task.goal import KINDS
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -35,17 +36,21 @@ class Inputs:
     augment: bool = False
     """Whether training images are cropped and mirrored."""
     label: str = ""
-    """The column of a `csv:` that is the label: its name, or its number from 1."""
+    """The columns of a `csv:` that are labels: a name, a number from 1, or several of them."""
     size: str = ""
     """To which pictures of a `folder:` are resized: `32`, or WIDTHxHEIGHT."""
     layout: Layout = "auto"
     """Whether channels of images in an `npz:` are last (`nhwc`) or first (`nchw`)."""
+    task: str = ""
+    """What labels are: classification, regression, multilabel or language; empty: by the data."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise ValueError(f"no scale {self.scale!r}; use one of {', '.join(SCALES)}")
         if self.layout not in LAYOUTS:
             raise ValueError(f"no layout {self.layout!r}; use one of {', '.join(LAYOUTS)}")
+        if self.task and self.task not in KINDS:
+            raise ValueError(f"no task {self.task!r}; use one of {', '.join(KINDS)}")
         if self.size:
             _ = self.width_and_height
 

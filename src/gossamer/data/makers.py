@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from gossamer.core import Key
-from gossamer.data.arrays import Arrays, Labels, Split
+from gossamer.data.arrays import Arrays, Split
 from gossamer.data.gathering import (
     ArrayLike,
     ClientLike,
@@ -20,15 +21,14 @@ from gossamer.data.gathering import (
     images_or_given,
     index_of,
     joined,
+    labels_of,
     parts_of,
     read,
     seen,
-    whole,
     with_validation,
 )
 from gossamer.data.inputs import AsGiven, Inputs
 from gossamer.data.opening import federation
-from gossamer.data.sources.classes import numbered
 from gossamer.data.sources.files import arrays_of, held_out
 from gossamer.data.sources.hugging_face import Table, hugging_face
 from gossamer.data.tensors import Tensors, federate
@@ -53,17 +53,19 @@ def from_arrays(
     test: Pair | None = None,
     groups: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
     name: str = "arrays",
+    task: str = "",
     **division: Unpack[Division],
 ) -> Tensors:
     """A federation of arrays: bytes are images, other numbers are features, as in an `npz:`.
 
     Args:
         x: The inputs, one row per example.
-        y: The labels: whole numbers.
+        y: The labels: whole numbers, or what `task` needs.
         test: Inputs and labels of the test data; by default a fifth of the examples.
         groups: The client of every example, for `partition="natural"`; two arrays if there are
             test data.
         name: Of the data, in logs and reports.
+        task: What labels are, if they are no classes: `regression`, `multilabel`, `language`.
         division: How `gossamer.data.federation` divides them: `partition`, `pool`, `seed`,
             `least`, `valid`, `inputs`, `budgets`.
 
@@ -84,14 +86,18 @@ def from_arrays(
     else:
         parts = [(rows, labels), (array_of(test[0]), array_of(test[1]))]
         as_many(f"test data of {name}", *parts[1])
-    numbers, classes = numbered(name, *(whole(name, part[1]) for part in parts))
-    facts = Labels(numbers[0], numbers[1], classes, clients)
-    inputs = division.get("inputs", Inputs())
+    inputs = _for_task(division.get("inputs", Inputs()), task)
+    facts = labels_of(name, inputs.task, parts[0][1], parts[1][1], clients)
     return _divided(arrays_of(name, parts[0][0], parts[1][0], facts, inputs), division)
 
 
 def from_torch(
-    dataset: Dataset, *, test: Dataset | None = None, name: str = "", **division: Unpack[Division]
+    dataset: Dataset,
+    *,
+    test: Dataset | None = None,
+    name: str = "",
+    task: str = "",
+    **division: Unpack[Division],
 ) -> Tensors:
     """A federation of a torch data set, whose pairs of input and label are read once.
 
@@ -102,18 +108,19 @@ def from_torch(
         dataset: The training data.
         test: The test data; by default a fifth of the training data.
         name: Of the data; by default that of the class.
+        task: See `from_arrays`.
         division: See `from_arrays`.
     """
     name = name or type(dataset).__name__.lower()
-    x, y = read(dataset)
+    inputs = _for_task(division.get("inputs", Inputs()), task)
+    x, y = read(dataset, inputs.task)
     if test is None:
         train, held = held_out(len(x), Key(division.get("seed", 0)).fold("data"))
         parts = [(x[train], y[train]), (x[held], y[held])]
     else:
-        parts = [(x, y), read(test)]
-    numbers, classes = numbered(name, *(whole(name, part[1]) for part in parts))
-    facts = Labels(numbers[0], numbers[1], classes)
-    inputs = seen(dataset, division.get("inputs", Inputs()))
+        parts = [(x, y), read(test, inputs.task)]
+    facts = labels_of(name, inputs.task, parts[0][1], parts[1][1], None)
+    inputs = seen(dataset, inputs)
     return _divided(images_or_given(name, parts[0][0], parts[1][0], facts, inputs), division)
 
 
@@ -126,6 +133,7 @@ def from_clients(
     valid: float = 0.0,
     inputs: Inputs = Inputs(),
     budgets: str | Sequence[float] | None = None,
+    task: str = "",
 ) -> Tensors:
     """A federation whose clients have their data already.
 
@@ -139,6 +147,7 @@ def from_clients(
         valid: The fraction of training examples that becomes validation data.
         inputs: How examples become inputs.
         budgets: Densities that clients can afford.
+        task: See `from_arrays`.
 
     >>> alone = (np.zeros((10, 3)), np.arange(10) % 2)
     >>> made = from_clients([alone, alone, alone])
@@ -146,7 +155,8 @@ def from_clients(
     (3, torch.Size([8, 3]))
     """
     key = Key(seed).fold("data")
-    own = [parts_of(client) for client in clients]
+    inputs = _for_task(inputs, task)
+    own = [parts_of(client, inputs.task) for client in clients]
     if not own:
         raise ValueError("there are no clients; give at least one")
     with_test = sum("test" in each for each in own)
@@ -161,11 +171,11 @@ def from_clients(
     if test is None and not with_test:
         own = [hold_out(each, key.fold("client", at)) for at, each in enumerate(own)]
     train, kept, tests = ([each.get(part) for each in own] for part in ("train", "valid", "test"))
-    server = [read(test)] if test is not None else tests
+    server = [read(test, inputs.task)] if test is not None else tests
     x, y = joined(name, [*train, *kept])
     test_x, test_y = joined(name, server)
-    numbers, classes = numbered(name, whole(name, y), whole(name, test_y))
-    arrays = images_or_given(name, x, test_x, Labels(numbers[0], numbers[1], classes), inputs)
+    labels = labels_of(name, inputs.task, y, test_y, None)
+    arrays = images_or_given(name, x, test_x, labels, inputs)
     last = ends(train)
     split = Split(index_of(last), index_of(ends(tests if test is None else [None] * len(own))))
     if not any(kept):
@@ -200,6 +210,10 @@ def from_hugging_face(
     return _divided(hugging_face(dataset, x, y, group, train, test, name, key), division)
 
 
+def _for_task(inputs: Inputs, task: str) -> Inputs:
+    return replace(inputs, task=task) if task else inputs
+
+
 def _divided(arrays: Arrays, division: Division) -> Tensors:
     settings: dict[str, Any] = {**division, "inputs": division.get("inputs", Inputs())}
     settings["inputs"] = _prepared(arrays, settings["inputs"])
@@ -217,4 +231,4 @@ def _prepared(arrays: Arrays, inputs: Inputs) -> Inputs:
             f"examples of {arrays.name} are {arrays.kind.dtype} and reach the model as they are; "
             f"scale and augment them in the data set"
         )
-    return Inputs("raw")
+    return Inputs(inputs.scale if inputs.task == "regression" else "raw", task=inputs.task)

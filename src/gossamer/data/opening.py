@@ -64,6 +64,8 @@ def federation(
         for setting in READ_BY:
             if getattr(inputs, setting) != getattr(Inputs(), setting):
                 raise ValueError(f"{name} is drawn, not read from files; leave out `{setting}=`")
+        if inputs.task not in ("", "classification"):
+            raise ValueError(f"{name} has classes; leave out `task={inputs.task!r}`")
         alpha, beta = _numbers(name)
         clients = pool or 100
         if budgets is not None:  # dealt now, so that a wrong one is refused before any work
@@ -74,7 +76,7 @@ def federation(
         source = SOURCES.get(arrays.name)
         partition = source.partition if source else "natural" if arrays.labels.groups else "iid"
     how = parse(partition)
-    split = how(arrays.labels, pool, key.fold("partition"), least)
+    split = how(arrays.labels.strata, pool, key.fold("partition"), least)
     made = federate(arrays, split, str(how), key, valid, inputs, budgets)
     return replace(made, origin=origin)
 
@@ -100,11 +102,17 @@ def load(name: str, key: Key | None = None, inputs: Inputs = Inputs()) -> Arrays
             raise ValueError(
                 f"`{setting}=` is for data in {reader}:, not for {name!r}; leave it out"
             )
+    if own and form == "folder" and inputs.task not in ("", "classification"):
+        raise ValueError(f"folders are classes; give {inputs.task} as an npz:")
     if own:
         return FORMATS[form](Path(path).expanduser(), key or Key(0).fold("data"), inputs)
     if name in SOURCES:
         source = SOURCES[name]
-        return source.read(located(source))
+        if inputs.task in ("", "classification"):
+            return source.read(located(source))
+        if inputs.task == "language" and source.read_tokens is not None:
+            return source.read_tokens(located(source))
+        raise ValueError(f"{name} has one class per example; leave out `task={inputs.task!r}`")
     raise _unknown(name)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Client, Data, Examples, Key
-from gossamer.data.arrays import Arrays, Index, Pool, Split
+from gossamer.data.arrays import Arrays, Index, Labels, Pool, Split, outputs
 from gossamer.data.budgets import deal_budgets, facts
 from gossamer.data.federation import Augment
 from gossamer.data.inputs import Floats, Inputs, Ints, Rows, Scale
@@ -40,7 +40,7 @@ class Tensors:
         return (
             f"Tensors({self.name}, {self.partition}: {len(self.train):,} clients, "
             f"{len(self.train.rows):,} training and {len(self.arrays.labels.test):,} test examples "
-            f"of shape {self.shape}, {self.classes} classes)"
+            f"of shape {self.shape}, {outputs(self.arrays.labels)})"
         )
 
     @property
@@ -80,7 +80,8 @@ class Tensors:
 
     def counts(self) -> Ints:
         """A table of clients by classes: how many training examples of each class everyone has."""
-        return self.train.counts(self.arrays.labels.train, self.classes)
+        strata = self.arrays.labels.strata
+        return self.train.counts(strata.train, strata.classes)
 
     def describe(self) -> dict[str, object]:
         """Facts for a report: sizes, and how inputs were scaled."""
@@ -100,15 +101,29 @@ class Tensors:
             "scale": self.scale,
             "augment": self.augment is not None,
             **self.arrays.kind.facts(self.scale),
+            **target_facts(self.arrays.labels, self.scale),
             **facts(self.budgets),
         }
 
-    def _examples(self, x: Rows, y: Ints, rows: Ints) -> Examples:
+    def _examples(self, x: Rows, y: np.ndarray, rows: Ints) -> Examples:
         def load(order: Ints | None) -> Tensor:
             chosen = rows if order is None else rows[order]
             return self.arrays.kind.tensor(x[chosen], self.scale)
 
         return Examples(load, torch.from_numpy(y[rows]))
+
+
+def target_facts(labels: Labels, scale: Scale) -> dict[str, object]:
+    """What labels are, if they are no classes; and the scale on which targets are learned."""
+    if labels.task == "classification":
+        return {}
+    if labels.task != "regression" or scale != "normalised":
+        return {"task": labels.task}
+    rows = labels.train.reshape(len(labels.train), -1).astype(np.float64)
+    spread = rows.std(0)
+    spread = np.where(spread > 0, spread, 1.0)
+    known = {"target_mean": rows.mean(0).tolist(), "target_std": spread.tolist()}
+    return {"task": labels.task, **known}
 
 
 def federate(

@@ -5,7 +5,7 @@ It is a function of the masks, so a resumed run reports the same.
 
 from __future__ import annotations
 
-from gossamer import sparsity
+from gossamer import fields, sparsity
 from gossamer.arithmetic.choice import LayerChoice, choices
 from gossamer.arithmetic.library import library
 from gossamer.core import Masks
@@ -30,4 +30,13 @@ def arithmetic_chosen(run: Run, round: int, masks: Masks) -> ArithmeticChosen:
         kernels.build if kernels else "",
         planned if isinstance(planned, str) else "",
         {choice.name: choice.way for choice in layer_choices(run, masks)},
+        steps_by_torch(run),
     )
+
+
+def steps_by_torch(run: Run) -> str:
+    """Why torch takes the optimiser's steps though the kernels run the model; empty otherwise."""
+    optimiser = fields.value(run.method, "optimiser", "sgd")
+    if optimiser == "sgd" or isinstance(run.task.planned, str):
+        return ""
+    return f"the kernels step by SGD only: they compute gradients, and torch steps by {optimiser}"

@@ -62,7 +62,8 @@ class Progress:
     round: int = 0
     cost: Cost = Cost()
     density: float = 1.0
-    accuracy: dict[str, float | None] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """Last and best figures of the headline metric."""
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
@@ -162,7 +163,9 @@ def read(rounds: Path, number: int) -> Checkpoint:
     folder = round_folder(rounds, number)
     meta = _meta(folder / META)
     try:
-        kept = meta["progress"]
+        kept = dict(meta["progress"])
+        if "accuracy" in kept:  # its name before there were other metrics
+            kept["scores"] = kept.pop("accuracy")
         saved = Checkpoint(
             Progress(**{**kept, "cost": Cost(**kept["cost"])}),
             b"",

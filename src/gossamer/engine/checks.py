@@ -39,7 +39,13 @@ def check_settings(run: Run) -> None:
     if run.rounds < 1:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
-    until.check(run.options.until, bool(run.options.eval_every), run.network is not None)
+    metric, evaluated = run.task.goal.headline.name, bool(run.options.eval_every)
+    until.check(run.options.until, metric, evaluated, run.network is not None)
+    kept = fields.value(run.method, "moments", "reset") == "kept"
+    if kept and not getattr(run.method, "keeps_moments", False):
+        raise ValueError(
+            f"clients of {run.name} keep no moments of their optimiser; leave out `moments='kept'`"
+        )
     run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of the global model and of every personal model; unchanged models are not repeated."""
+"""Scores of the global model and of every personal model; unchanged models are not repeated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from gossamer import fields
 from gossamer.core import Client, Ctx, Ensemble, Examples, Params
 from gossamer.data.federation import Federation
-from gossamer.engine.accuracies import histogram, worst_decile
+from gossamer.engine.accuracies import extent, histogram, worst_decile
 from gossamer.engine.events import Evaluated
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
@@ -25,6 +23,7 @@ from gossamer.engine.store import Store
 from gossamer.engine.workers import Workers
 from gossamer.task import Task
 from gossamer.task.layout import Layout
+from gossamer.task.metrics import Metric, Numbers
 
 CHUNK = 500
 """Examples evaluated at once; fixed, so that sums are formed in one order."""
@@ -44,15 +43,15 @@ Model = Params | Ensemble
 
 @dataclass(frozen=True)
 class Marks:
-    """For every example: whether the prediction was right, and its loss."""
+    """For every example: the numbers of every metric, by its name, and of its loss."""
 
-    right: NDArray[np.bool_]
-    loss: NDArray[np.float64]
+    numbers: Mapping[str, Numbers]
+    loss: Numbers
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One client's model: its accuracy on the client's own data, and its density."""
+    """One client's model: the headline metric on the client's own data, and its density."""
 
     test: float | None
     valid: float | None
@@ -65,14 +64,18 @@ RemoteFigures = Callable[[Ctx, Any, Sequence[int]], Mapping[int, Figures | None]
 """Asks clients that keep their own states for their figures; see `Transport.figures`."""
 
 
-def mark(task: Task, model: Model, examples: Examples) -> Marks:
-    """Predicts examples in inference mode."""
+def mark(
+    task: Task, model: Model, examples: Examples, metrics: Sequence[Metric] | None = None
+) -> Marks:
+    """Predicts examples in inference mode, and judges them by all metrics or by some."""
+    goal = task.goal
     x, y = examples.x.to(task.device), examples.y.to(task.device)
     with torch.inference_mode():
-        log_probabilities = _log_probabilities(task, model, x)
-        right = log_probabilities.argmax(-1) == y
-        loss = functional.nll_loss(log_probabilities, y, reduction="none")
-    return Marks(right.cpu().numpy(), loss.double().cpu().numpy())
+        outputs = _outputs(task, model, x)
+        predicted = goal.predictions(outputs)
+        chosen = goal.metrics if metrics is None else metrics
+        numbers = {each.name: each.per_example(predicted, y) for each in chosen}
+        return Marks(numbers, goal.losses(outputs, y))
 
 
 def mark_all(workers: Workers, model: Model, examples: Examples) -> Marks:
@@ -85,9 +88,9 @@ def mark_all(workers: Workers, model: Model, examples: Examples) -> Marks:
 
     parts = workers.map(chunk, starts)
     if not parts:
-        return Marks(np.zeros(0, np.bool_), np.zeros(0))
+        return Marks({}, np.zeros(0))
     return Marks(
-        np.concatenate([part.right for part in parts]),
+        {name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers},
         np.concatenate([part.loss for part in parts]),
     )
 
@@ -170,23 +173,31 @@ class Evaluator:
         marks = mark_all(self._workers, shared, test) if wanted else None
         personal = self._options.personal
         clients = self._clients(ctx, state, store, bare, shared, marks) if personal else []
-        accuracies = _present(each.test for each in clients)
+        goal = ctx.task.goal
+        scores = _present(each.test for each in clients)
         valid = _present(each.valid for each in clients)
         densities = _present(each.density for each in clients)
         local = _present(each.test for each in clients if each.own)
+        figures = {m.name: m.figure(marks.numbers[m.name]) for m in goal.metrics} if marks else {}
+        between = extent(scores, goal.headline.bounds) if scores else (0.0, 1.0)
         return Evaluated(
             round=ctx.round,
-            global_accuracy=float(marks.right.mean()) if marks else None,
-            global_loss=float(marks.loss.mean()) if marks else None,
-            personal_mean=float(np.mean(accuracies)) if accuracies else None,
-            personal_std=float(np.std(accuracies)) if accuracies else None,
-            personal_worst_decile=worst_decile(accuracies) if accuracies else None,
-            clients=len(accuracies),
+            global_accuracy=figures.get("accuracy"),
+            global_loss=goal.mean_loss(marks.loss) if marks else None,
+            personal_mean=float(np.mean(scores)) if scores else None,
+            personal_std=float(np.std(scores)) if scores else None,
+            personal_worst_decile=worst_decile(scores, goal.headline.better) if scores else None,
+            clients=len(scores),
             valid_mean=float(np.mean(valid)) if valid else None,
             personal_density=float(np.mean(densities)) if densities else None,
             local_mean=float(np.mean(local)) if local else None,
-            personal_histogram=histogram(accuracies) if accuracies else None,
+            personal_histogram=histogram(scores, between) if scores else None,
+            personal_range=between if scores else None,
             personal_densities=[round(each, 5) for each in densities[:LISTED]] or None,
+            global_score=figures.get(goal.headline.name),
+            global_metrics=figures,
+            metric=goal.headline.name,
+            better=goal.headline.better,
         )
 
     def _clients(
@@ -212,7 +223,7 @@ class Evaluator:
             if client.id in keeps or self._valid or chosen is None or marks is None:
                 pending.append(client.id)
             else:
-                by_client[client.id] = Figures(_share(marks.right[chosen]), None, None)
+                by_client[client.id] = Figures(_score(ctx.task, marks, chosen), None, None)
 
         def one(task: Task, client: int) -> tuple[Figures, bool | None]:
             if client in keeps:
@@ -262,10 +273,10 @@ class Evaluator:
         """A model on a client's own data; marks on the server's test set are reused."""
         chosen = self._federation.test_rows(client)
         if marks is not None and chosen is not None:
-            test = _share(marks.right[chosen])
+            test = _score(task, marks, chosen)
         else:
-            test = _accuracy(task, model, self._examples.test(client))
-        valid = _accuracy(task, model, self._examples.valid(client)) if self._valid else None
+            test = _measured(task, model, self._examples.test(client))
+        valid = _measured(task, model, self._examples.valid(client)) if self._valid else None
         return Figures(test, valid, density)
 
 
@@ -329,12 +340,17 @@ def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _accuracy(task: Task, model: Model, examples: Examples) -> float | None:
-    return _share(mark(task, model, examples).right) if len(examples) else None
+def _measured(task: Task, model: Model, examples: Examples) -> float | None:
+    """The headline metric on some examples."""
+    if not len(examples):
+        return None
+    return _score(task, mark(task, model, examples, [task.goal.headline]), slice(None))
 
 
-def _share(right: NDArray[np.bool_]) -> float | None:
-    return float(right.mean()) if len(right) else None
+def _score(task: Task, marks: Marks, rows: np.ndarray | slice) -> float | None:
+    """The headline metric of some rows."""
+    headline = task.goal.headline
+    return headline.figure(marks.numbers[headline.name][rows])
 
 
 def _compact(examples: Examples) -> Examples:
@@ -342,16 +358,11 @@ def _compact(examples: Examples) -> Examples:
     return Examples(examples.x.clone(), examples.y.clone())
 
 
-def _log_probabilities(task: Task, model: Model, x: Tensor) -> Tensor:
+def _outputs(task: Task, model: Model, x: Tensor) -> Tensor:
     if not isinstance(model, Ensemble):
-        return functional.log_softmax(task.logits(_placed(task, model), x), -1)
-    total = sum(model.weights)
-    mixed = sum(
-        (weight / total) * functional.softmax(task.logits(_placed(task, member), x), -1)
-        for member, weight in zip(model.members, model.weights, strict=True)
-    )
-    assert isinstance(mixed, Tensor)
-    return mixed.clamp_min(1e-38).log()
+        return task.goal.outputs(task.logits(_placed(task, model), x))
+    members = [task.logits(_placed(task, member), x) for member in model.members]
+    return task.goal.mixed(members, model.weights)
 
 
 def _placed(task: Task, params: Params) -> Params:

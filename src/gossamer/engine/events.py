@@ -20,8 +20,12 @@ from typing import Any, Protocol, TypeAlias
 from gossamer.accounting import Entry
 from gossamer.engine.files import PRIVATE_FILE, Damaged, chained, follows, is_chained
 
-SCHEMA = 1
-"""Version of the event log; readers accept this one and refuse newer ones."""
+SCHEMA = 2
+"""Version of the event log; readers accept it and older ones.
+
+2: `task` in `started`; `global_score`, `global_metrics`, `metric`, `better`, `personal_range` in
+`evaluated`; `scores` in `finished`. What 1 has is the same for tasks that are judged by accuracy.
+"""
 CONFIG, PROJECT = "config.toml", "project.toml"
 """What a run's folder calls its configuration, beside the log: a run here, one on a network."""
 
@@ -52,6 +56,8 @@ class Started:
     """Where first weights come from, and fingerprints of them and of frozen parameters."""
     frozen: int = 0
     """Frozen parameters, which are never sent."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """What models are judged by: name, kind, and the headline metric with its direction."""
 
 
 @dataclass(frozen=True)
@@ -166,20 +172,24 @@ class ArithmeticChosen:
     """Why torch computes everything; empty if the kernels can run the model."""
     layers: Mapping[str, str]
     """For every layer `torch`, `native sparse`, `native dense` or `native tiles`."""
+    steps: str = ""
+    """Why torch takes the optimiser's steps; empty if they follow from `layers`."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Accuracy after a round.
+    """The metrics of models after a round.
 
     `global_*`: the global model on the server's test set, all examples weighted equally.
-    `personal_*`: each client's model on the client's own test set, all clients with test data
-    weighted equally; `worst_decile` is the mean over the worst tenth of the clients.
+    `personal_*`: the headline metric, such as accuracy, of each client's model on the client's own
+    test set, all clients with test data weighted equally; `worst_decile` is the mean over the worst
+    tenth of the clients.
     `valid_mean`: the same models on the clients' validation data, if rounds are selected on it.
     """
 
     round: int
     global_accuracy: float | None
+    """None if the task has no accuracy."""
     global_loss: float | None
     personal_mean: float | None
     personal_std: float | None
@@ -192,10 +202,24 @@ class Evaluated:
     local_mean: float | None = None
     """`personal_mean` over clients with a model of their own only, such as the one they sent."""
     personal_histogram: Sequence[int] | None = None
-    """Clients by personal accuracy: how many are in each of 20 equal parts of 0 to 1."""
+    """Clients by their score: how many are in each of 20 equal parts of `personal_range`."""
     personal_densities: Sequence[float] | None = None
     """The density of each client's model in the order of ids, of at most 1,000 clients; None if
     nobody has its own."""
+    personal_range: Sequence[float] | None = None
+    """Where the histogram begins and ends; None in older logs, which have 0 to 1."""
+    global_score: float | None = None
+    """The headline metric of the global model: its accuracy, or what the task is judged by."""
+    global_metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """All metrics of the global model."""
+    metric: str = "accuracy"
+    """The headline metric."""
+    better: str = "higher"
+    """Which way it is better: higher or lower."""
+
+    def __post_init__(self) -> None:
+        if self.global_score is None and self.metric == "accuracy":  # as in logs of schema 1
+            object.__setattr__(self, "global_score", self.global_accuracy)
 
 
 @dataclass(frozen=True)
@@ -204,6 +228,7 @@ class Finished:
 
     round: int
     accuracy: Mapping[str, float | None]
+    """The same as `scores` if the headline metric is accuracy; empty otherwise."""
     density: float
     state_hash: str
     select: str = "test"
@@ -212,6 +237,8 @@ class Finished:
     """In which round the run diverged, and how that showed; empty if it did not."""
     reached: str = ""
     """The goal of `--until` that ended the run; empty if none did."""
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    """Last and best figures of the headline metric."""
 
 
 Event: TypeAlias = (

@@ -1,4 +1,4 @@
-"""The rounds of a run as records: what each cost, and how accurate models were after it."""
+"""The rounds of a run as records: what each cost, and how good models were after it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 """The figures of one round by name; None where there is none."""
 COSTS = ("density", "up", "down", "paper_up", "paper_down", "flops", "device_seconds")
-ACCURACIES = (
-    *("global_accuracy", "global_loss", "personal_mean", "personal_std"),
-    *("personal_worst_decile", "valid_mean", "personal_density"),
+SCORES = (
+    *("global_score", "global_accuracy", "global_loss", "personal_mean", "personal_std"),
+    *("personal_worst_decile", "valid_mean", "personal_density", "global_metrics"),
 )
 _LINES = (b'{"event":"round-finished"', b'{"event":"evaluated"')
 
@@ -42,7 +42,7 @@ class History(Sequence[Record]):
             for line in file.read(position).splitlines():
                 if line.startswith(_LINES):
                     event = json.loads(line)
-                    names = COSTS if event["event"] == "round-finished" else ACCURACIES
+                    names = COSTS if event["event"] == "round-finished" else SCORES
                     history._add(event["round"], {name: event.get(name) for name in names})
                     history.records[-1]["seconds"] += event["clock"]["seconds"]
         return history
@@ -53,14 +53,14 @@ class History(Sequence[Record]):
             case RoundFinished():
                 self._add(event.round, {name: getattr(event, name) for name in COSTS})
             case Evaluated():
-                self._add(event.round, {name: getattr(event, name) for name in ACCURACIES})
+                self._add(event.round, {name: getattr(event, name) for name in SCORES})
             case _:
                 return
         self.records[-1]["seconds"] += clock.seconds
 
     def _add(self, number: int, figures: Record) -> None:
         if not self.records or self.records[-1]["round"] != number:
-            nothing = dict.fromkeys((*ACCURACIES, *COSTS))
+            nothing = dict.fromkeys((*SCORES, *COSTS))
             start = {"density": 1.0, "up": 0, "down": 0, "paper_up": 0, "paper_down": 0, "flops": 0}
             costs = start if not number else {}
             self.records.append({"round": number, **nothing, **costs, "seconds": 0.0})
@@ -77,6 +77,11 @@ class History(Sequence[Record]):
         if isinstance(index, str):
             return [record[index] for record in self.records]
         return self.records[index]
+
+    @property
+    def last_metrics(self) -> dict[str, float | None]:
+        """All metrics of the global model in the last round, if it was evaluated."""
+        return dict(self.records[-1]["global_metrics"] or {}) if self.records else {}
 
     def __len__(self) -> int:
         return len(self.records)
@@ -104,5 +109,5 @@ class History(Sequence[Record]):
 
 
 def _shown(record: Record) -> str:
-    names = ("global_accuracy", "personal_mean", "valid_mean")
+    names = ("global_score", "personal_mean", "valid_mean")
     return ", ".join(f"{name} {record[name]:.4f}" for name in names if record[name] is not None)

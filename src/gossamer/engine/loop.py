@@ -20,7 +20,7 @@ from gossamer.engine.checks import check_settings, ctx_of
 from gossamer.engine.client import Abandoned, ClientError, Stop
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, sample_notice
-from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Finished, Sink, StateLost
+from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Sink, StateLost
 from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
 from gossamer.engine.history import History
@@ -31,7 +31,7 @@ from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
-from gossamer.engine.summary import UNKNOWN, Summary, best, environment, privacy_of, run_started
+from gossamer.engine.summary import Summary, best, environment, run_finished, run_started, summarise
 from gossamer.engine.transport import Transport
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
@@ -221,28 +221,10 @@ class _Loop:
         """The results; a run that came to its end says so in its log."""
         run, progress, state_hash = self.run, self.progress, self.state_hash()
         if not interrupted:
-            figures = (progress.accuracy, progress.density, state_hash, run.options.select)
-            ended = Finished(progress.round, *figures, progress.diverged, self.reached())
+            ended = run_finished(run, progress, state_hash, self.reached())
             self.emit(ended, self.seconds())
-        return Summary(
-            method=run.name,
-            run=str(run.folder),
-            rounds=progress.round,
-            accuracy={**UNKNOWN, **progress.accuracy},
-            select=run.options.select,
-            density=progress.density,
-            cost=progress.cost,
-            device_seconds=progress.device_seconds,
-            failed=progress.failed,
-            privacy=privacy_of(run, progress.privacy),
-            seconds=self.seconds(),
-            state_hash=state_hash,
-            interrupted=interrupted,
-            state=self.state,
-            history=self.history,
-            diverged=progress.diverged,
-            reached=self.reached(),
-        )
+        taken = (self.seconds(), self.state, self.history)
+        return summarise(run, progress, state_hash, interrupted, *taken, self.reached())
 
     # a round -----------------------------------------------------------------------------------
 
@@ -273,7 +255,8 @@ class _Loop:
 
     def reached(self) -> str:
         """The goal of `--until` that the run has reached; empty if there is none."""
-        return until.reached(self.run.options.until, self.progress)
+        headline = self.run.task.goal.headline
+        return until.reached(self.run.options.until, self.progress, headline.name, headline.better)
 
     def exchange(self, ctx: Ctx) -> tuple[list[Reply], list[ClientFailed]]:
         """The message path of a round: from choosing the clients to merging their replies.
@@ -327,8 +310,9 @@ class _Loop:
             return
         started = time.perf_counter()
         event = self.evaluate(ctx_of(self.run, self.progress.round), self.state, self.store)
-        figures = best(self.progress.accuracy, event, self.progress.density, options.select)
-        self.progress = replace(self.progress, accuracy=figures)
+        better = self.run.task.goal.headline.better
+        figures = best(self.progress.scores, event, self.progress.density, options.select, better)
+        self.progress = replace(self.progress, scores=figures)
         self.emit(event, time.perf_counter() - started)
         if options.keep == "best" and figures["best_round"] == self.progress.round:
             checkpoint.save(self.run.folder / checkpoint.BEST, self.checkpoint())

@@ -15,7 +15,7 @@ from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.engine.options import Options
 from gossamer.merge import Rule
-from gossamer.task import Task
+from gossamer.task import CLASSIFICATION, Task
 from gossamer.trust import aggregation
 from gossamer.trust.limits import capped
 from gossamer.trust.mechanism import Mechanism
@@ -132,7 +132,8 @@ class Run:
         protection = [changed] if changed else []
         private = [f"dp {self.dp}"] if self.dp else []
         known = [self.task.fingerprints] if self.task.fingerprints else []
-        given = [str(self.wire), *selection, *arithmetic, *protection, *private, *known]
+        goal = [] if self.task.goal.facts == CLASSIFICATION.facts else [self.task.goal.facts]
+        given = [str(self.wire), *selection, *arithmetic, *protection, *private, *known, *goal]
         text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
 

@@ -15,18 +15,19 @@ import torch
 import gossamer
 from gossamer.accounting import Cost
 from gossamer.arithmetic.library import library
-from gossamer.engine.checkpoint import write_atomically
-from gossamer.engine.events import SCHEMA, Evaluated, Started
+from gossamer.engine.checkpoint import Progress, write_atomically
+from gossamer.engine.events import SCHEMA, Evaluated, Finished, Started
 from gossamer.engine.history import History
 from gossamer.engine.options import Select
 from gossamer.engine.run_record import Run
+from gossamer.task.metrics import Better, is_better, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Accuracy = Mapping[str, float | None]
+Scores = Mapping[str, float | None]
 
-UNKNOWN: Accuracy = {
+UNKNOWN: Scores = {
     "global": None,
     "global_best": None,
     "personal_mean": None,
@@ -53,9 +54,10 @@ class Summary:
     method: str
     run: str
     rounds: int
-    accuracy: Accuracy
+    scores: Scores
+    """Last and best figures of the headline metric."""
     select: Select
-    """The data on which the best round was selected; its accuracy is on test data either way."""
+    """The data on which the best round was selected; its scores are on test data either way."""
     density: float
     cost: Cost
     device_seconds: float | None
@@ -74,21 +76,32 @@ class Summary:
     reached: str = ""
     """The goal of `Options.until` that ended the run; empty if none did."""
     history: History = field(default_factory=History)
-    """A record per round: costs so far and accuracy."""
+    """A record per round: costs so far and scores."""
+    metric: str = "accuracy"
+    """The headline metric, which `scores` are of."""
+    better: Better = "higher"
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """All metrics of the global model in the last round, if it was evaluated."""
+
+    @property
+    def accuracy(self) -> Scores:
+        """The scores, where they are accuracies; otherwise nothing is known of it."""
+        return self.scores if self.metric == "accuracy" else UNKNOWN
 
     def __repr__(self) -> str:
         """The results in a line."""
-        from gossamer.report.units import bits
+        from gossamer.report.units import bits, score
 
-        known = {"global": self.accuracy["global"], "personal": self.accuracy["personal_mean"]}
-        parts = [f"{name} accuracy {v:.4f}" for name, v in known.items() if v is not None]
+        known = {"global": self.scores["global"], "personal": self.scores["personal_mean"]}
+        title = titled(self.metric)
+        parts = [f"{name} {title} {score(v)}" for name, v in known.items() if v is not None]
         parts += [f"{bits(self.cost.up)} up", f"{bits(self.cost.down)} down"]
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
         stopped = ", stopped" * self.interrupted
         return f"Summary({self.method}, {rounds}{stopped}: {', '.join(parts)})"
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draws accuracy against rounds and against bits.
+        """Draws the headline metric against rounds and against bits.
 
         Args:
             path: a file for it, too: .png, .svg or .pdf.
@@ -127,7 +140,11 @@ class Summary:
             "method": self.method,
             "run": self.run,
             "rounds": self.rounds,
-            "accuracy": dict(self.accuracy),
+            "metric": self.metric,
+            "better": self.better,
+            "scores": dict(self.scores),
+            "metrics": dict(self.metrics),
+            **({"accuracy": dict(self.accuracy)} if self.metric == "accuracy" else {}),
             "select": self.select,
             "density": self.density,
             "bits": {
@@ -151,29 +168,34 @@ class Summary:
 
 
 def best(
-    so_far: Accuracy, event: Evaluated, density: float = 1.0, select: Select = "test"
+    so_far: Scores,
+    event: Evaluated,
+    density: float = 1.0,
+    select: Select = "test",
+    better: Better = "higher",
 ) -> dict[str, float | None]:
     """Last figures, and those of the best evaluation so far.
 
     On test data, the best round is that of the best personal models once there are any, before that
     of the best global model; on validation data, that of the best personal models. All figures are
-    on test data: `global_best` and `personal_best` are maxima, or those of the selected round.
+    on test data: `global_best` and `personal_best` are optima, or those of the selected round.
 
     Args:
         so_far: The figures up to the previous evaluation.
         event: The new evaluation.
         density: The clients' mean density in its round.
         select: The data on which the best round is selected.
+        better: Which way the headline metric is better.
     """
     personal = event.personal_density is not None
-    first, second = event.global_accuracy, event.personal_mean
+    first, second = event.global_score, event.personal_mean
     if personal:
         first, second = second, first
     headline = second if first is None else first
-    accuracy: dict[str, float | None] = {
+    scores: dict[str, float | None] = {
         **UNKNOWN,
         **so_far,
-        "global": event.global_accuracy,
+        "global": event.global_score,
         "personal_mean": event.personal_mean,
         "personal_std": event.personal_std,
         "personal_worst_decile": event.personal_worst_decile,
@@ -182,15 +204,17 @@ def best(
         "local_mean": event.local_mean,
     }
     # An evaluation of personal models comes before any that was made when there were none.
-    before = accuracy["best_personal_density"] is not None
+    before = scores["best_personal_density"] is not None
     score, known = (
-        (event.valid_mean, accuracy["valid_best"])
+        (event.valid_mean, scores["valid_best"])
         if select == "valid"
-        else (headline, accuracy["best"])
+        else (headline, scores["best"])
     )
-    chosen = score is not None and (personal > before or known is None or score > known)
+    chosen = score is not None and (
+        personal > before or known is None or is_better(better, score, known)
+    )
     if chosen:
-        accuracy |= {
+        scores |= {
             "valid_best": event.valid_mean,
             "best": headline,
             "best_round": event.round,
@@ -198,12 +222,12 @@ def best(
             "best_density": density,
             "best_personal_density": event.personal_density,
         }
-    for name, value in (("global", event.global_accuracy), ("personal", event.personal_mean)):
-        known = accuracy[f"{name}_best"]
-        better = value is not None and (known is None or value > known)
-        if chosen if select == "valid" else better:
-            accuracy[f"{name}_best"] = value
-    return accuracy
+    for name, value in (("global", event.global_score), ("personal", event.personal_mean)):
+        known = scores[f"{name}_best"]
+        improved = value is not None and (known is None or is_better(better, value, known))
+        if chosen if select == "valid" else improved:
+            scores[f"{name}_best"] = value
+    return scores
 
 
 def privacy_of(run: Run, spent: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -240,6 +264,57 @@ def run_started(run: Run) -> Started:
         environment=environment(),
         start={"from": run.task.start, **run.task.fingerprints},
         frozen=layout.frozen,
+        task=run.task.goal.facts,
+    )
+
+
+def summarise(
+    run: Run,
+    progress: Progress,
+    state_hash: str,
+    interrupted: bool,
+    seconds: float,
+    state: Any,
+    history: History,
+    reached: str,
+) -> Summary:
+    """The results of a run as far as it has come."""
+    return Summary(
+        method=run.name,
+        run=str(run.folder),
+        rounds=progress.round,
+        scores={**UNKNOWN, **progress.scores},
+        metric=run.task.goal.headline.name,
+        better=run.task.goal.headline.better,
+        metrics=history.last_metrics,
+        select=run.options.select,
+        density=progress.density,
+        cost=progress.cost,
+        device_seconds=progress.device_seconds,
+        failed=progress.failed,
+        privacy=privacy_of(run, progress.privacy),
+        seconds=seconds,
+        state_hash=state_hash,
+        interrupted=interrupted,
+        state=state,
+        history=history,
+        diverged=progress.diverged,
+        reached=reached,
+    )
+
+
+def run_finished(run: Run, progress: Progress, state_hash: str, reached: str) -> Finished:
+    """The last event of a run."""
+    scores = progress.scores
+    return Finished(
+        progress.round,
+        scores if run.task.goal.headline.name == "accuracy" else {},
+        progress.density,
+        state_hash,
+        run.options.select,
+        progress.diverged,
+        reached,
+        scores,
     )
 
 

@@ -46,13 +46,15 @@ def scalars(event: Event) -> dict[str, float]:
             }
             return {name: value for name, value in measured.items() if value is not None}
         case Evaluated():
+            metric = event.metric
             figures = {
-                "accuracy/global": event.global_accuracy,
+                **{f"{name}/global": value for name, value in event.global_metrics.items()},
+                f"{metric}/global": event.global_score,
                 "loss/global": event.global_loss,
-                "accuracy/personal_mean": event.personal_mean,
-                "accuracy/personal_worst_decile": event.personal_worst_decile,
-                "accuracy/valid_mean": event.valid_mean,
-                "accuracy/local_mean": event.local_mean,
+                f"{metric}/personal_mean": event.personal_mean,
+                f"{metric}/personal_worst_decile": event.personal_worst_decile,
+                f"{metric}/valid_mean": event.valid_mean,
+                f"{metric}/local_mean": event.local_mean,
                 "density/personal": event.personal_density,
             }
             return {name: value for name, value in figures.items() if value is not None}

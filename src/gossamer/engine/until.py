@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.engine.checkpoint import Progress
+from gossamer.task.metrics import Better
 
-FIGURES = ("accuracy", "bits", "seconds", "device_seconds", "flops")
-"""What a goal can be about: the headline accuracy, and what the run has cost so far."""
+COSTS = ("bits", "seconds", "device_seconds", "flops")
+"""What a goal can be about besides the headline metric: what the run has cost so far."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class Goal:
         return f"{self.name}={self.value:g}"
 
 
-def parse(text: str) -> tuple[Goal, ...]:
+def parse(text: str, metric: str = "accuracy") -> tuple[Goal, ...]:
     """Reads `accuracy=0.85,bits=1e9`: the goals of a run, of which the first reached ends it.
+
+    Args:
+        text: The goals.
+        metric: The headline metric.
 
     Raises:
         ValueError: a goal is unknown, named twice, or is no positive number.
@@ -33,12 +38,12 @@ def parse(text: str) -> tuple[Goal, ...]:
     goals: list[Goal] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
-        if name not in FIGURES:
-            close = difflib.get_close_matches(name, FIGURES, 1)
+        if name not in (metric, *COSTS):
+            close = difflib.get_close_matches(name, (metric, *COSTS), 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f"`until=` takes {', '.join(FIGURES[:-1])} or {FIGURES[-1]}, such as "
-                f"accuracy=0.85 or bits=1e9, not {part!r}{hint}"
+                f"`until=` takes {metric}, {', '.join(COSTS[:-1])} or {COSTS[-1]}, such as "
+                f"{metric}=0.85 or bits=1e9, not {part!r}{hint}"
             )
         if any(goal.name == name for goal in goals):
             raise ValueError(f"`until={text}` has {name} twice")
@@ -58,40 +63,44 @@ def _number(name: str, text: str) -> float:
     return value
 
 
-def check(text: str, evaluated: bool, timed: bool) -> None:
+def check(text: str, metric: str, evaluated: bool, timed: bool) -> None:
     """Raises ValueError if a run can never reach one of its goals.
 
     Args:
         text: The goals.
+        metric: The headline metric.
         evaluated: Whether the run is evaluated.
         timed: Whether it simulates time on devices.
     """
-    for goal in parse(text):
-        if goal.name == "accuracy" and not evaluated:
-            raise ValueError("`until=accuracy` needs evaluations; use `eval_every=1`")
+    for goal in parse(text, metric):
+        if goal.name == metric and not evaluated:
+            raise ValueError(f"`until={metric}` needs evaluations; use `eval_every=1`")
         if goal.name == "device_seconds" and not timed:
             raise ValueError("`until=device_seconds` needs a simulated network, e.g. `network=4g`")
 
 
-def reached(text: str, progress: Progress) -> str:
+def reached(
+    text: str, progress: Progress, metric: str = "accuracy", better: Better = "higher"
+) -> str:
     """The first of a run's goals that it has reached; empty if there is none."""
     if not text:
         return ""
-    known = _figures(progress)
-    for goal in parse(text):
+    known = _figures(progress, metric)
+    for goal in parse(text, metric):
         value = known[goal.name]
-        if value is not None and value >= goal.value:
+        falls = goal.name == metric and better == "lower"
+        if value is not None and (value <= goal.value if falls else value >= goal.value):
             return str(goal)
     return ""
 
 
-def _figures(progress: Progress) -> Mapping[str, float | None]:
-    accuracy, cost = progress.accuracy, progress.cost
-    personal = accuracy.get("personal_density") is not None
+def _figures(progress: Progress, metric: str) -> Mapping[str, float | None]:
+    scores, cost = progress.scores, progress.cost
+    personal = scores.get("personal_density") is not None
     order = ("personal_mean", "global") if personal else ("global", "personal_mean")
-    known = [value for name in order if (value := accuracy.get(name)) is not None]
+    known = [value for name in order if (value := scores.get(name)) is not None]
     return {
-        "accuracy": known[0] if known else None,
+        metric: known[0] if known else None,
         "bits": cost.up + cost.down,
         "seconds": progress.seconds,
         "device_seconds": progress.device_seconds,

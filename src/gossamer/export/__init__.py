@@ -8,7 +8,7 @@
 | `.gsm` | steps and non-zero values | `gossamer.load`, with NumPy alone |
 """
 
-from gossamer.export.files import FORMATS, accuracy, facts, load, predictor, save
+from gossamer.export.files import FORMATS, accuracy, facts, load, predictor, save, score
 from gossamer.export.model import Model, take
 
-__all__ = ["FORMATS", "Model", "accuracy", "facts", "load", "predictor", "save", "take"]
+__all__ = ["FORMATS", "Model", "accuracy", "facts", "load", "predictor", "save", "score", "take"]

@@ -22,6 +22,7 @@ from gossamer.core import Ensemble, Examples, Params
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.export.model import Model
 from gossamer.export.sparse import SUFFIX, sparse
+from gossamer.task import CLASSIFICATION, Goal
 
 FORMATS = (".safetensors", ".pt2", ".onnx", SUFFIX)
 FACTS = "gossamer"
@@ -109,13 +110,26 @@ def predictor(path: Path | str, model: Model) -> Callable[[Tensor], Tensor]:
 
 def accuracy(predict: Callable[[Tensor], Tensor], test: Examples) -> float:
     """The share of examples that are classified correctly."""
-    starts = range(0, len(test), BATCH)
+    found = score(predict, test, CLASSIFICATION)
+    assert found is not None
+    return found
+
+
+def score(predict: Callable[[Tensor], Tensor], test: Examples, goal: Goal) -> float | None:
+    """The headline metric of a goal on test data, which may not be empty.
+
+    Args:
+        predict: from a batch of inputs, the outputs of the module.
+        test: the test data.
+        goal: as `model.task.goal` has it.
+    """
+    numbers = []
     with torch.inference_mode():
-        right = [
-            int((predict(test.x[at : at + BATCH]).argmax(-1) == test.y[at : at + BATCH]).sum())
-            for at in starts
-        ]
-    return sum(right) / len(test)
+        for start in range(0, len(test), BATCH):
+            rows = slice(start, start + BATCH)
+            predicted = goal.predictions(goal.outputs(predict(test.x[rows])))
+            numbers.append(goal.headline.per_example(predicted, test.y[rows]))
+    return goal.headline.figure(np.concatenate(numbers))
 
 
 def _safetensors(model: Model, packed: bool) -> bytes:

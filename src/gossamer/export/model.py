@@ -31,7 +31,7 @@ from gossamer.engine.workers import Workers
 from gossamer.flower.node_state import NodeState
 from gossamer.flower.remote_data import RemoteData
 from gossamer.flower.server import read_sizes, set_up
-from gossamer.task import Task
+from gossamer.task import Goal, Task
 from gossamer.wire import load as decode
 from gossamer.wire import record_types
 
@@ -81,7 +81,7 @@ class Model:
         members = whole.members if isinstance(whole, Ensemble) else (whole,)
         parts = [_bound(self.task.module, member) for member in members]
         if isinstance(self.params, Ensemble):
-            return Mixed(parts, self.params.weights)
+            return Mixed(parts, self.params.weights, self.task.goal)
         return parts[0]
 
     def compact(self) -> Model:
@@ -98,15 +98,21 @@ class Model:
 
 
 class Mixed(nn.Module):
-    """An ensemble of modules: the log of the weighted mean of their probabilities."""
+    """An ensemble of modules: the log of the weighted mean of their probabilities.
 
-    def __init__(self, parts: list[nn.Module], weights: tuple[float, ...]) -> None:
+    For tasks without classes it is what the goal makes of several outputs.
+    """
+
+    def __init__(self, parts: list[nn.Module], weights: tuple[float, ...], goal: Goal) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.shares = [weight / sum(weights) for weight in weights]
+        self.goal = goal
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch."""
+        """The outputs of a batch."""
+        if self.goal.kind in ("regression", "multilabel"):
+            return self.goal.mixed([part(x) for part in self.parts], self.shares)
         each = [functional.log_softmax(part(x), -1) for part in self.parts]
         shares = torch.tensor(self.shares).log()
         return torch.logsumexp(torch.stack(each, -1) + shares, -1)

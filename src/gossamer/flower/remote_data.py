@@ -69,7 +69,7 @@ class RemoteData:
         """The server's data, and what nodes reported of theirs."""
         sizes = [client.examples for client in self.pool]
         budgets = facts(np.array([client.budget for client in self.pool]))
-        return {**self.own.describe(), "at": "nodes", "examples": sizes, **budgets}
+        return {**_common(self.own), "at": "nodes", "examples": sizes, **budgets}
 
     def client(self, id: int) -> Data:
         """Nothing: the data are at the client's node."""
@@ -109,7 +109,7 @@ class NodeData:
         return self.own.augment
 
     def describe(self) -> Mapping[str, object]:
-        return self.own.describe()
+        return _common(self.own)
 
     def client(self, id: int) -> Data:
         """The node's data; an error for anybody else."""
@@ -121,6 +121,12 @@ class NodeData:
     def test_rows(self, id: int) -> np.ndarray | None:
         """None: nothing here is part of the server's test set."""
         return None
+
+
+def _common(own: Whole) -> dict[str, object]:
+    """Facts without the scale of targets: every node has another, and all must learn the same."""
+    facts = own.describe()
+    return {name: facts[name] for name in facts if name not in ("target_mean", "target_std")}
 
 
 def alone(config: Config, name: str) -> Whole:

@@ -29,6 +29,8 @@ from gossamer.flower.node import agreement
 from gossamer.flower.registration import Registry
 from gossamer.flower.remote_data import NodeData, RemoteData, alone
 from gossamer.flower.server_transport import Patience, ServerTransport, log
+from gossamer.report.units import score
+from gossamer.task.metrics import titled
 from gossamer.wire import Mode
 
 
@@ -141,8 +143,9 @@ def _ending(summary: Summary) -> str:
     """How a run ended, for the owners of nodes."""
     if summary.interrupted:
         return f"the run was interrupted after round {summary.rounds}; it can be resumed"
-    known = {"accuracy": summary.accuracy["global"], "personal": summary.accuracy["personal_mean"]}
-    figures = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
+    scores, title = summary.scores, titled(summary.metric)
+    known = {title: scores["global"], "personal": scores["personal_mean"]}
+    figures = [f"{name} {score(value)}" for name, value in known.items() if value is not None]
     return ", ".join([f"the run has finished after {summary.rounds} rounds", *figures])
 
 

@@ -14,7 +14,7 @@ from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sam
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.parts import dense_model
-from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
 from gossamer.optim import Training
 from gossamer.trust.declared import COVERED, Privacy
 
@@ -31,6 +31,7 @@ class FedAvg:
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))
@@ -45,14 +46,14 @@ class FedAvg:
         mean = dense_model.average(exchanges, self.weighting)  # Algorithm 1, w_{t+1}
         return Server({**state.params, **mean})
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | LocalMoments | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)  # ClientUpdate of Algorithm 1
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local | LocalMoments]:
         return dense_model.finish(ctx, work, self.buffers)
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | LocalMoments | None) -> Params:
         return dense_model.model(state.params, local)

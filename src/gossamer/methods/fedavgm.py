@@ -16,7 +16,7 @@ from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
-from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
 from gossamer.optim import Training
 from gossamer.trust.declared import COVERED, Privacy
 
@@ -37,6 +37,7 @@ class FedAvgM:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:
         params = ctx.task.init(ctx.common.fold("init"))
@@ -61,14 +62,14 @@ class FedAvgM:
             params[name] = state.params[name] - self.server_lr * step  # w <- w - v
         return Server(params, velocity)
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | LocalMoments | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local | LocalMoments]:
         return dense_model.finish(ctx, work, self.buffers)
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | LocalMoments | None) -> Params:
         return dense_model.model(state.params, local)

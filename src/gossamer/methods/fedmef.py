@@ -118,7 +118,7 @@ class FedMef:
         rate = max(model.rate, floor)  # eq. 5
         for name, low in work.low.items():
             grads[name].add_(model.params[name] * low, alpha=pull[name])  # eq. 2
-        self.training.update(model.params, grads, model.velocity, rate)
+        self.training.update(model.params, grads, model.model.moments, rate)
         masked_training.record(model, value, batch)
         if work.adjusting.due and batch.step + 1 == batch.steps:
             used, here = self.effective(ctx, model.params, model.masks), replace(ctx, task=task)

@@ -18,7 +18,7 @@ from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model, server_optimiser
-from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
 from gossamer.methods.parts.server_optimiser import Moments, Optimizer, ServerOptimiser
 from gossamer.optim import Training
 from gossamer.trust.declared import COVERED, Privacy
@@ -47,6 +47,7 @@ class FedOpt:
         "global", "a client's own model: the server's, or the one the client sent last"
     )
     privacy: ClassVar[Privacy] = COVERED
+    keeps_moments: ClassVar[bool] = True
 
     @property
     def adaptive(self) -> ServerOptimiser:
@@ -73,19 +74,21 @@ class FedOpt:
         stepped, moments = self.adaptive.step(state.params, changes, state.moments)  # Algorithm 2
         return Server({**state.params, **mean, **stepped}, moments)
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | LocalMoments | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, local)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         return dense_model.step(ctx, self.training, work, batch)
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local | LocalMoments]:
         result = dense_model.finish(ctx, work, self.buffers)
-        # With "sent", the client keeps the whole model the way it may keep its own buffers.
-        keeps = self.personal_model == "sent"
-        return replace(result, local=Local(work.params)) if keeps else result
+        if self.personal_model != "sent":
+            return result
+        # The client keeps the whole model the way it may keep its own buffers.
+        local = replace(result.local, buffers=work.params) if result.local else Local(work.params)
+        return replace(result, local=local)
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | LocalMoments | None) -> Params:
         return dense_model.model(state.params, local)
 
 

@@ -18,7 +18,7 @@ from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
 from gossamer.methods.parts import dense_model
-from gossamer.methods.parts.dense_model import Buffers, Down, Local, Up, Work
+from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
 from gossamer.optim import Training
 from gossamer.trust.declared import COVERED, Privacy
 
@@ -31,6 +31,7 @@ class FedProx:
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:
         return Server(ctx.task.init(ctx.common.fold("init")))
@@ -44,15 +45,15 @@ class FedProx:
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         return Server({**state.params, **dense_model.average(exchanges, self.weighting)})
 
-    def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
+    def begin(self, ctx: Ctx, down: Down, local: Local | LocalMoments | None) -> Job[Work]:
         return dense_model.begin(ctx, self.training, down.params, local, anchored=True)
 
     def step(self, ctx: Ctx, work: Work, batch: Batch) -> Work:
         # The objective h_k of Algorithm 2.
         return dense_model.step(ctx, self.training, work, batch, prox=self.mu)
 
-    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
+    def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local | LocalMoments]:
         return dense_model.finish(ctx, work, self.buffers)
 
-    def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
+    def model(self, ctx: Ctx, state: Server, local: Local | LocalMoments | None) -> Params:
         return dense_model.model(state.params, local)

@@ -231,7 +231,7 @@ class PruneFL:
         loss, grads = ctx.task.gradients(model.params, batch, model.masks, everywhere=True)
         work.gathered.add(grads)
         masked_training.multiply(grads, model.factors)
-        self.training.update(model.params, grads, model.velocity, model.rate)
+        self.training.update(model.params, grads, model.model.moments, model.rate)
         masked_training.record(model, loss, batch)
         return work
 
@@ -245,7 +245,7 @@ class PruneFL:
         ready = None
         if work.gathered.squared:
             few = ctx.own.train.first(self.first_batches * self.training.batch)
-            metrics["accuracy"], chance = ctx.task.accuracy(params, few)
+            metrics["accuracy"], chance = ctx.task.share(params, few)
             ready = metrics["accuracy"] >= self.first_accuracy * chance
         up = Measured(model, importance, ready)
         return Result(up, Local(masks, None), masks, all_weights, metrics)

@@ -39,6 +39,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "text": text,
 }
 
+KNOWN = ("vocabulary", "every")
+"""Options that follow from the data, and are no part of a model's name."""
 Value = int | float | bool | str | tuple[int, ...]
 
 
@@ -63,7 +65,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: object) ->
     if classes < 1:
         raise ValueError(f"a model needs at least one class, not {classes}")
     module = _built(name, shape, classes, options)
-    given = ",".join(f"{key}={value}" for key, value in options.items() if key != "vocabulary")
+    given = ",".join(f"{key}={value}" for key, value in options.items() if key not in KNOWN)
     if given:
         separator = "," if "=" in name.rpartition(":")[2] else ":"
         name = f"{name}{separator}{given}"
@@ -95,8 +97,12 @@ def _built(
     return call(factory, shape, classes, name, {**_split(name, rest), **options})
 
 
-def default(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
+def default(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, language: bool = False
+) -> str:
     """The name of the default model for examples of this shape and type."""
+    if language:
+        return "char_lstm"
     match shape:
         case (_,) if not (dtype.is_floating_point or dtype.is_complex):
             return "text"

@@ -26,17 +26,23 @@ class RowLstm(nn.Module):
 
 
 class CharacterLstm(nn.Module):
-    """An LSTM over embedded characters that predicts the one that comes next."""
+    """An LSTM over embedded characters that predicts the one that comes next.
 
-    def __init__(self, vocabulary: int, classes: int, width: int, hidden: int, layers: int) -> None:
+    It does so after the last character, or after every one.
+    """
+
+    def __init__(
+        self, vocabulary: int, classes: int, width: int, hidden: int, layers: int, every: bool
+    ) -> None:
         super().__init__()
+        self.every = every
         self.embedding = nn.Embedding(vocabulary, width)
         self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
         self.fc = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(x))
-        logits: Tensor = self.fc(states[:, -1])
+        logits: Tensor = self.fc(states if self.every else states[:, -1])
         return logits
 
 
@@ -139,10 +145,14 @@ def char_lstm(
     width: int = 8,
     hidden: int = 256,
     layers: int = 2,
+    every: bool = False,
 ) -> nn.Module:
-    """Next-character LSTM of LEAF's Shakespeare: 819 920 parameters at 80 characters."""
+    """Next-character LSTM of LEAF's Shakespeare: 819 920 parameters at 80 characters.
+
+    With `every` it predicts after each character, as the task `language` needs.
+    """
     _length("char_lstm", shape)
-    return CharacterLstm(vocabulary, classes, width, hidden, layers)
+    return CharacterLstm(vocabulary, classes, width, hidden, layers, every)
 
 
 def text(

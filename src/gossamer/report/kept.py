@@ -14,15 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import fields
-from gossamer.config import Config
+from gossamer.config import Config, Experiment
 from gossamer.engine import Options
 from gossamer.engine.files import write_atomically
 from gossamer.methods import METHODS
+from gossamer.optim import Training
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
-from gossamer.report.runs import EVALUATED, Curve, Run
+from gossamer.report.runs import EVALUATED, Curve, Headline, Run
 
 FORMAT = 1
+ADAM = ("optimiser", "adam_beta1", "adam_beta2", "adam_eps", "moments")
+"""Settings of local training that older files do not have."""
+_NAMES = {"global_accuracy": "global_score"}
+"""Curves that files from before there were other metrics call otherwise."""
 POINTS = 60
 """Evaluations that are kept of a run, about; the best and the latest are among them."""
 LAYER_POINTS = 10
@@ -31,7 +36,7 @@ LATEST = 10
 """Some papers report the mean of the last ten evaluations."""
 Layers = Mapping[str, Mapping[str, Curve]]
 FINISHED = ("round", "accuracy", "state_hash", "diverged")
-STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable")
+STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable", "task")
 
 
 def keep(run: Run, path: Path) -> Path:
@@ -54,7 +59,7 @@ def keep(run: Run, path: Path) -> Path:
     if not run.config:
         raise ValueError(f"{run.folder} has no configuration, so its figures could not be repeated")
     clock = run.finished.get("clock", {})
-    rounds, columns = _columns(run.curves)
+    rounds, columns = _columns(run.curves, run.headline)
     content: dict[str, Any] = {
         "format": FORMAT,
         "command": run.command,
@@ -63,6 +68,7 @@ def keep(run: Run, path: Path) -> Path:
         "started": {name: run.started[name] for name in STARTED if name in run.started},
         "finished": {
             **{name: run.finished.get(name) for name in FINISHED},
+            **({} if run.headline.name == "accuracy" else {"scores": run.scores}),
             "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
         },
         "failed": run.failed,
@@ -92,7 +98,7 @@ def read_kept(path: Path) -> Run:
             folder=str(path),
             started={**content["started"], "environment": content["environment"]},
             finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
-            curves={name: _curve(rounds, column) for name, column in columns.items()},
+            curves={_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
             failed=content["failed"],
             densities=content.get("densities", ()),
             layers=_layer_curves(content.get("layers", {})),
@@ -133,9 +139,12 @@ def _identity(config: Mapping[str, Any]) -> str:
     Options with their usual value are left out, so that results from before an option are found.
     """
     usual = {f"options.{item.name}": item.default for item in fields.settings(Options())}
+    usual |= {f"experiment.{item.name}": item.default for item in fields.settings(Experiment())}
     method = METHODS.get(str(config.get("method")))
     settings = fields.settings(method) if method else ()
     usual |= {f"settings.{item.name}": item.default for item in settings}
+    local = {item.name: item.default for item in fields.settings(Training())}
+    usual |= {f"settings.{name}": local[name] for name in ADAM}
     tables = {name: value for name, value in config.items() if isinstance(value, dict)}
     known = {
         f"{table}.{name}": float(value) if type(value) is int else value
@@ -147,14 +156,16 @@ def _identity(config: Mapping[str, Any]) -> str:
     return json.dumps([config.get("method"), known], sort_keys=True, default=str)
 
 
-def _columns(curves: Mapping[str, Curve]) -> tuple[list[int], dict[str, list[float | None]]]:
+def _columns(
+    curves: Mapping[str, Curve], headline: Headline
+) -> tuple[list[int], dict[str, list[float | None]]]:
     """Rounds to keep, and every curve at these rounds."""
     tested = [curves[name] for name in EVALUATED if curves.get(name)] or list(curves.values())
     rounds = sorted({place for curve in tested for place in curve})
     every = -(-len(rounds) // POINTS) or 1
     chosen = {*rounds[::every], *rounds[-LATEST:]}
     for curve in tested:
-        chosen |= {max(curve, key=lambda at: (curve[at], -at)), max(curve)}
+        chosen |= {min(curve, key=lambda at: (headline.key(curve[at]), at)), max(curve)}
     chosen |= {max(curve) for curve in curves.values() if curve}
     kept = sorted(chosen)
     return kept, {name: [short(curve.get(at)) for at in kept] for name, curve in curves.items()}

@@ -73,7 +73,9 @@ class LiveRun:
     last: dict[str, float] = field(default_factory=dict)
     """The latest value of every scalar that trackers receive."""
     curves: dict[str, list[float]] = field(default_factory=dict)
-    """All accuracies, by the names that trackers use."""
+    """The headline metric of models, by the names that trackers use after that of the metric."""
+    metric: str = "accuracy"
+    better: str = "higher"
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Seconds of the latest rounds, including their evaluations."""
     speed: float = 0.0
@@ -98,8 +100,8 @@ class LiveRun:
         self.updated = updated
         self.last |= figures
         for name, value in figures.items():
-            if name.startswith("accuracy/"):
-                self.curves.setdefault(name, []).append(value)
+            if isinstance(event, Evaluated) and name.partition("/")[0] == event.metric:
+                self.curves.setdefault(name.partition("/")[2], []).append(value)
         match event:
             case Started():
                 self.started = event
@@ -112,8 +114,10 @@ class LiveRun:
                 self.round = event.round
                 self.durations.append(seconds)
                 self.speed, self._examples = self._examples / max(seconds, 1e-9), 0
-            case Evaluated() if self.durations:
-                self.durations[-1] += seconds
+            case Evaluated():
+                self.metric, self.better = event.metric, event.better
+                if self.durations:
+                    self.durations[-1] += seconds
             case Finished():
                 self.finished = event
             case _:

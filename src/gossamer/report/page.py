@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import gossamer
 from gossamer.report import units
-from gossamer.report.figures import ACCURACIES, cards, main_accuracy, rows, score
+from gossamer.report.figures import SCORES, cards, headline, main_score, rows, score
 from gossamer.report.groups import Group, common, differing, grouped, settings
 from gossamer.report.page_data import BY_LAYER, _ledger, page_data
 from gossamer.report.partition import Partition, partitions
@@ -30,8 +30,8 @@ SCRIPTS = (
     "page.js",
 )
 SHOWN: Mapping[str, Callable[[float | None], str]] = {
-    "accuracy": units.share,
-    "valid": units.share,
+    "score": units.score,
+    "valid": units.score,
     "density": units.share,
     "sent": units.bits,
     "up": units.bits,
@@ -110,9 +110,9 @@ def _html(
     introduction: str,
     published: PaperTable,
 ) -> str:
-    accuracy = main_accuracy(groups)
-    data = page_data(groups, drawn, accuracy)
-    summary = rows(groups, accuracy)
+    main, metric = main_score(groups), headline(groups)
+    data = page_data(groups, drawn, main)
+    summary = rows(groups, main)
     runs = [run for group in groups for run in group.runs]
     scripts = [_asset(name) for name in SCRIPTS]
     text = _template().render(
@@ -124,8 +124,10 @@ def _html(
         cards=cards(summary, SHOWN),
         groups=groups,
         rows=summary,
-        accuracy=accuracy,
-        accuracies={name: text for name, text in ACCURACIES.items() if _has(data, name)},
+        main=main,
+        metric=metric.title if metric else "score",
+        rises=metric is None or metric.rises,
+        scores={name: text for name, text in SCORES.items() if _has(data, name)},
         charts={**_charts(data), "epsilon": any(run.curve("epsilon") for run in runs)},
         ledger=[(group, _ledger(group)) for group in groups if _ledger(group)],
         partitions=drawn,
@@ -153,7 +155,7 @@ def _charts(data: Mapping[str, Any]) -> dict[str, bool]:
     """Which charts have data."""
     densities = [value for group in data["groups"] for value in group["rounds"].get("density", ())]
     return {
-        "rounds": any(_has(data, name) for name in ACCURACIES),
+        "rounds": any(_has(data, name) for name in SCORES),
         **{name: _has(data, name) for name in ("sent", "device_seconds", "flops")},
         "histogram": any(group["histogram"] for group in data["groups"]),
         "worst": _has(data, "personal_worst_decile"),

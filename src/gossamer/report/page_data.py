@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gossamer.report.curves import mean, short, table
-from gossamer.report.figures import ACCURACIES
+from gossamer.report.figures import SCORES, headline
 from gossamer.report.groups import Group
 from gossamer.report.partition import Partition
 from gossamer.report.runs import Bits, Curve, Line, Run
@@ -23,10 +23,11 @@ PANEL_POINTS = 120
 """Maximum points of a curve in a layer's panel."""
 
 
-def page_data(groups: Sequence[Group], drawn: Sequence[Partition], accuracy: str) -> dict[str, Any]:
+def page_data(groups: Sequence[Group], drawn: Sequence[Partition], main: str) -> dict[str, Any]:
     """The data of all charts."""
     return {
-        "accuracy": accuracy,
+        "score": main,
+        "metric": _metric(groups),
         "groups": [_group_data(group) for group in groups],
         "layers": _layer_names(groups),
         "partitions": [
@@ -35,9 +36,17 @@ def page_data(groups: Sequence[Group], drawn: Sequence[Partition], accuracy: str
     }
 
 
+def _metric(groups: Sequence[Group]) -> dict[str, Any]:
+    """The metric of the charts; several metrics share an axis under no name."""
+    metric = headline(groups)
+    if metric is None:
+        return {"name": "score", "title": "score", "share": False}
+    return {"name": metric.name, "title": metric.title, "share": metric.is_share}
+
+
 def _group_data(group: Group) -> dict[str, Any]:
     curves = [_shown(run) for run in group.drawn]
-    figures = (*ACCURACIES, "personal_worst_decile")
+    figures = (*SCORES, "personal_worst_decile")
     masks = ("density", "mismatch", "client_mismatch")
     return {
         "label": group.label,
@@ -46,6 +55,7 @@ def _group_data(group: Group) -> dict[str, Any]:
         "rounds": table(curves, masks),
         "layers": _layers(group),
         "histogram": _histogram(group),
+        "between": list(group.drawn[0].between),
         "ledger": [
             [direction, f"{message} {leaf}", *map(short, (bits.sent, bits.paper))]
             for (direction, message, leaf), bits in _ledger(group).items()
@@ -55,7 +65,7 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 def _shown(run: Run) -> dict[str, Curve]:
     """The curves to draw, including derived ones."""
-    beginning = {0: 0.0} if any(0 in run.curve(name) for name in ACCURACIES) else {}
+    beginning = {0: 0.0} if any(0 in run.curve(name) for name in SCORES) else {}
     up, down = run.curve("up"), run.curve("down")
     paper_up, paper_down = run.curve("paper_up"), run.curve("paper_down")
     more = {
@@ -93,10 +103,10 @@ def _layers(group: Group) -> dict[str, dict[str, Any]]:
 
 
 def _histogram(group: Group) -> list[float | None]:
-    """The share of clients per accuracy bin, averaged over seeds."""
+    """The share of clients per bin of scores, averaged over seeds."""
     known = [run.histogram for run in group.drawn if sum(run.histogram)]
     length = {len(counts) for counts in known}
-    if len(length) != 1:
+    if len(length) != 1 or len({run.between for run in group.drawn if sum(run.histogram)}) != 1:
         return []
     shares = [[count / sum(counts) for count in counts] for counts in known]
     return [short(mean(each)) for each in zip(*shares, strict=True)]

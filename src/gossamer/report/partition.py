@@ -53,6 +53,12 @@ def partitions(runs: Sequence[Run]) -> tuple[list[Partition], list[str]]:
     return drawn, notices
 
 
+def _kind(run: Run, experiment: Mapping[str, Any]) -> str:
+    """What labels are, if the run asked for a task; a goal of Python code is not loaded."""
+    task = run.started.get("task")
+    return task.get("kind", "") if experiment.get("task") and isinstance(task, dict) else ""
+
+
 def _partition(run: Run, experiment: Mapping[str, Any]) -> Partition:
     own, least = experiment.get("data_seed", -1), experiment.get("least", -1)
     seed = run.seed if own < 0 else own
@@ -67,7 +73,10 @@ def _partition(run: Run, experiment: Mapping[str, Any]) -> Partition:
         seed=seed,
         least=None if least < 0 else least,
         valid=experiment.get("valid", 0.0),
-        inputs=Inputs(**{name: experiment[name] for name in READ_BY if name in experiment}),
+        inputs=Inputs(
+            **{name: experiment[name] for name in READ_BY if name in experiment},
+            task=_kind(run, experiment),
+        ),
     )
     logged, here = run.started.get("data"), divided.describe()
     if isinstance(logged, dict):

@@ -1,4 +1,4 @@
-"""The figure of a run for notebooks: accuracy against rounds and against bits."""
+"""The figure of a run for notebooks: its headline metric against rounds and against bits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gossamer.task.metrics import titled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gossamer.engine.summary import Summary
 
 CURVES = {
-    "global_accuracy": "global model",
+    "global_score": "global model",
     "personal_mean": "clients' models",
     "valid_mean": "validation data",
 }
@@ -46,7 +48,7 @@ def plot(summary: Summary, path: str | Path | None = None) -> Figure:
             continue
         for axes, places in ((left, [record["round"] for record in records]), (right, sent)):
             axes.plot(places, values, color=colour, label=label, marker=".", markersize=4)
-    left.set(xlabel="round", ylabel="accuracy", title=summary.method)
+    left.set(xlabel="round", ylabel=titled(summary.metric), title=summary.method)
     right.set(xlabel="Mbit sent up and down")
     for axes in (left, right):
         axes.grid(alpha=0.25)

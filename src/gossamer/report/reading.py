@@ -63,6 +63,7 @@ def read_run(folder: Path) -> Run:
         ledger={line: Bits(int(sums[0]), *sums[1:]) for line, sums in gathered.sums.items()},
         histogram=gathered.histogram,
         densities=gathered.densities,
+        between=gathered.between,
         failed=gathered.failed,
         config=config,
         text=text,
@@ -136,6 +137,7 @@ class _Gathered:
         self.sums: dict[Line, list[float]] = {}
         self.histogram: Sequence[int] = ()
         self.densities: Sequence[float] = ()
+        self.between = (0.0, 1.0)
         self.failed = 0
         self.lost = 0
         self.dropped: Counter[int] = Counter()
@@ -221,12 +223,19 @@ class _Gathered:
         self._put(event, ("epsilon",))
 
     def _evaluate(self, event: dict[str, Any]) -> None:
+        if event.get("global_score") is None and event.get("metric", "accuracy") == "accuracy":
+            event = {**event, "global_score": event.get("global_accuracy")}  # as in schema 1
         self._put(event, EVALUATED)
         counts = event.get("personal_histogram")
         if isinstance(counts, list) and counts:
             if not all(isinstance(count, int) and count >= 0 for count in counts):
                 raise ValueError("a histogram has counts")
             self.histogram = counts
+            ends = [number(end) for end in event.get("personal_range") or (0.0, 1.0)]
+            low, high = ends
+            if low is None or high is None or low >= high:
+                raise ValueError("a histogram lies between two numbers")
+            self.between = (low, high)
         densities = event.get("personal_densities")
         if isinstance(densities, list) and densities:
             self.densities = [float(each) for each in densities]

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer.task.metrics import titled
+
 Curve = dict[int, float]
 """A figure by round."""
 Line = tuple[str, str, str]
 """A line of the ledger: direction, message, leaf."""
 EVALUATED = (
-    *("global_accuracy", "personal_mean", "personal_worst_decile", "personal_density"),
+    *("global_score", "personal_mean", "personal_worst_decile", "personal_density"),
     *("local_mean", "valid_mean"),
 )
 ROUND = ("up", "down", "paper_up", "paper_down", "flops", "device_seconds", "density")
@@ -37,6 +39,26 @@ class Bits:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The metric that runs are judged by."""
+
+    name: str = "accuracy"
+    rises: bool = True
+    """Whether higher is better."""
+    is_share: bool = True
+    """Whether it is between 0 and 1."""
+
+    @property
+    def title(self) -> str:
+        """The name in a sentence."""
+        return titled(self.name)
+
+    def key(self, value: float) -> float:
+        """A number that is smaller the better the value is."""
+        return -value if self.rises else value
+
+
+@dataclass(frozen=True)
 class Run:
     """A run, as far as its folder describes it."""
 
@@ -48,7 +70,9 @@ class Run:
     """Layers of the server's masks by name: curves of `density` and `mismatch`."""
     ledger: Mapping[Line, Bits] = field(default_factory=dict)
     histogram: Sequence[int] = ()
-    """Clients by personal accuracy, in the last evaluation that has it."""
+    """Clients by their score, in the last evaluation that has it."""
+    between: tuple[float, float] = (0.0, 1.0)
+    """Where the histogram begins and ends."""
     densities: Sequence[float] = ()
     """Of clients' models, in the last evaluation that has them."""
     failed: int = 0
@@ -71,6 +95,24 @@ class Run:
         """The method's name from the log or the configuration, or else the folder's name."""
         known = self.started.get("method") or self.config.get("method")
         return known.rpartition(":")[2] if isinstance(known, str) and known else self.name
+
+    @property
+    def headline(self) -> Headline:
+        """The metric that the run is judged by; accuracy in logs that do not say."""
+        task = self.started.get("task")
+        facts = task if isinstance(task, dict) else {}
+        name, better = facts.get("metric"), facts.get("better")
+        bounds = facts.get("bounds")
+        shares = isinstance(bounds, list) and bounds == [0, 1]
+        if not isinstance(name, str) or better not in ("higher", "lower"):
+            return Headline()
+        return Headline(name, better == "higher", shares)
+
+    @property
+    def scores(self) -> Mapping[str, Any]:
+        """The last and best figures of a finished run."""
+        known = self.finished.get("scores") or self.finished.get("accuracy")
+        return known if isinstance(known, dict) else {}
 
     @property
     def diverged(self) -> str:

@@ -32,6 +32,19 @@ def seconds(value: float | None) -> str:
     return f"{value / 86400:.4g} days"
 
 
+def score(value: float | None) -> str:
+    """A metric: four decimals, or four digits from 10 on; 0.9123, 23.45, 1234.
+
+    >>> score(0.91234), score(23.4567), score(123456.7)
+    ('0.9123', '23.46', '123457')
+    """
+    if value is None:
+        return "–"
+    if abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def share(value: float | None) -> str:
     """An accuracy or density, as a fraction of one."""
     return "–" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""Which rows of a comparison differ: each against the most accurate one, paired by seed."""
+"""Which rows of a comparison differ: each against the best one, paired by seed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.report.columns import paragraph
-from gossamer.report.figures import Row, figures
+from gossamer.report.figures import figures
 from gossamer.report.groups import Group
 from gossamer.report.paired import LEVEL, Paired, holm, paired
+from gossamer.reproduce.results import Results
+from gossamer.task.metrics import titled
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a row is below the most accurate one."""
+    """How far a row is below the best one."""
 
     best: str
     other: str
     paired: Paired
     p: float | None
     """Of the paired t-test, corrected for the number of tests."""
+    metric: str = "accuracy"
 
     @property
     def shown(self) -> bool:
@@ -33,17 +36,19 @@ class Difference:
         count = len(self.paired.values)
         if self.paired.mean is None:
             return f"{self.best} and {self.other} have no seed in common"
-        points = f"{100 * self.paired.mean:.2g}"
+        unit, below = (100, "points below") if self.metric == "accuracy" else (1, "worse")
+        points = f"{unit * self.paired.mean:.2g}"
         if self.paired.error is None or self.p is None:
-            return f"{self.other}: {points} points below, one seed; no difference shown"
-        points = f"{points} ± {100 * self.paired.error:.2g} points below, {count} seeds"
+            return f"{self.other}: {points} {below}, one seed; no difference shown"
+        points = f"{points} ± {unit * self.paired.error:.2g} {below}, {count} seeds"
         verdict = "" if self.shown else "; no difference shown"
         return f"{self.other}: {points}, p = {self.p:.2g}{verdict}"
 
 
-def differences(rows: Sequence[Row], accuracy: str) -> list[Difference]:
-    """Every row against the one with the highest last accuracy; runs that diverged are left out."""
-    measured = [(row.group.label, _by_seed(row.group, accuracy)) for row in rows]
+def differences(table: Results) -> list[Difference]:
+    """Every row against the one with the best last score; runs that diverged are left out."""
+    sign = 1 if table.rises else -1
+    measured = [(row.group.label, _by_seed(row.group, table.main, sign)) for row in table.rows]
     known = [(label, values) for label, values in measured if values]
     if len(known) < 2:
         return []
@@ -52,7 +57,7 @@ def differences(rows: Sequence[Row], accuracy: str) -> list[Difference]:
     tested = [pair.p for _, pair in pairs if pair.p is not None]
     corrected = iter(holm(tested))
     return [
-        Difference(best, label, pair, None if pair.p is None else next(corrected))
+        Difference(best, label, pair, None if pair.p is None else next(corrected), table.metric)
         for label, pair in pairs
     ]
 
@@ -61,8 +66,9 @@ def text(found: Sequence[Difference]) -> Iterator[str]:
     """Lines for a terminal; none if there is nothing to compare, or one seed only."""
     if not any(each.paired.error is not None for each in found):
         return
+    metric, best = titled(found[0].metric), found[0].best
     yield paragraph(
-        f"Differences of last accuracy from {found[0].best}, the highest: means ± one standard "
+        f"Differences of last {metric} from {best}, the best: means ± one standard "
         "error over seeds, which are paired; two-sided t-tests, corrected by Holm's method:"
     )
     for each in found:
@@ -85,7 +91,11 @@ def plain(found: Sequence[Difference]) -> list[dict[str, Any]]:
     ]
 
 
-def _by_seed(group: Group, accuracy: str) -> Mapping[int, float]:
-    """The last accuracy of each sound run by its seed."""
-    found = {run.seed: figures(run, accuracy)["accuracy"] for run in group.sound}
-    return {seed: value for seed, value in found.items() if seed is not None and value is not None}
+def _by_seed(group: Group, main: str, sign: int) -> Mapping[int, float]:
+    """The last score of each sound run by its seed, such that higher is better."""
+    found = {run.seed: figures(run, main)["score"] for run in group.sound}
+    return {
+        seed: sign * value
+        for seed, value in found.items()
+        if seed is not None and value is not None
+    }

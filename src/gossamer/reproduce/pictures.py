@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.report import Run
 from gossamer.report.curves import table
-from gossamer.report.figures import main_accuracy
+from gossamer.report.figures import main_score
 from gossamer.report.groups import Group
 from gossamer.report.runs import Curve
 
@@ -110,21 +110,21 @@ def _clients(rows: Rows, axes: Sequence[Axes]) -> int:
 def _traffic(rows: Rows, axes: Sequence[Axes]) -> int:
     """Accuracy against what was sent."""
     (panel,) = axes
-    accuracy = main_accuracy([Group(title, tuple(runs)) for title, runs in rows.items()])
+    main = main_score([Group(title, tuple(runs)) for title, runs in rows.items()])
     lines = 0
     for title, runs in rows.items():
-        found = table([run.curves for run in runs], [accuracy], ["up", "down"])
-        if accuracy not in found or "up" not in found:
+        found = table([run.curves for run in runs], [main], ["up", "down"])
+        if main not in found or "up" not in found:
             continue
         points = [
             ((up + down) / 8e9, value)
-            for up, down, value in zip(found["up"], found["down"], found[accuracy], strict=True)
+            for up, down, value in zip(found["up"], found["down"], found[main], strict=True)
             if up is not None and down is not None and value is not None
         ]
         if points:
             panel.plot(*zip(*points, strict=True), label=title)
             lines += 1
-    own = accuracy == "personal_mean"
+    own = main == "personal_mean"
     panel.set(
         xlabel="GB sent up and down",
         ylabel="accuracy of clients' models" if own else "accuracy of the server's model",

@@ -163,7 +163,7 @@ def measure(run: Run, column: Column) -> float | None:
         curve = run.curve(accuracy)
         if column.at == "last-10" and curve:
             return statistics.fmean(curve[at] for at in sorted(curve)[-10:])
-        return known["best" if column.at == "best" else "accuracy"]
+        return known["best" if column.at == "best" else "score"]
     if column.figure == "density" and column.at == "best":
         at = known["best_round"]
         own = run.curve("personal_density") or run.curve("density")

@@ -11,20 +11,21 @@ from typing import Any
 from gossamer.report import Run, units
 from gossamer.report.columns import paragraph, table
 from gossamer.report.curves import mean, spread, standard_error
-from gossamer.report.figures import Row, main_accuracy, rows, score
+from gossamer.report.figures import Row, headline, main_score, rows, score
 from gossamer.report.groups import Group, grouped
 from gossamer.report.runs import number
+from gossamer.task.metrics import titled
 
 MARK = "*"
 """Marks the name of a Pareto-optimal row."""
-ACCURACIES = {
+SCORES = {
     "valid": "validation",
-    "global_accuracy": "global",
+    "global_score": "global",
     "personal_mean": "personal",
     "worst": "worst decile",
 }
 CSV_FIGURES = (
-    *("valid", "global_accuracy", "personal_mean", "worst", "local_mean", "best", "density"),
+    *("valid", "global_score", "personal_mean", "worst", "local_mean", "best", "density"),
     *("up", "down", "sent", "paper", "flops", "device_seconds", "seconds"),
 )
 _ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -34,10 +35,14 @@ _ESCAPED |= {"±": r"$\pm$", "·": r"$\cdot$", "…": r"\dots{}", "–": "--"}
 
 @dataclass(frozen=True)
 class Results:
-    """The rows of a comparison, and the accuracy that decides which are Pareto-optimal."""
+    """The rows of a comparison, and the score that decides which are Pareto-optimal."""
 
     rows: Sequence[Row]
-    accuracy: str
+    main: str
+    metric: str = "accuracy"
+    """The headline metric of all rows, or `score` if they have several."""
+    rises: bool = True
+    """Whether higher is better."""
 
     @property
     def several(self) -> bool:
@@ -47,13 +52,14 @@ class Results:
     @property
     def legend(self) -> str:
         """An explanation of the mark and of the figures."""
-        kind = "personal" if self.accuracy == "personal_mean" else "global"
+        kind = "personal" if self.main == "personal_mean" else "global"
         if score([row.group for row in self.rows]) == "valid":
             kind = "validation"
         lost = any(row.group.diverged for row in self.rows)
         figures = "means ± one standard error over n seeds; " if self.several else ""
         return (
-            f"{figures}{MARK} Pareto-optimal: no other run has a {kind} accuracy as high "
+            f"{figures}{MARK} Pareto-optimal: no other run has a {kind} "
+            f"{titled(self.metric)} as {'high' if self.rises else 'low'} "
             f"with as few bits{'; runs that diverged are in no mean' if lost else ''}"
         )
 
@@ -61,15 +67,17 @@ class Results:
 def results(runs: Sequence[Run]) -> Results:
     """The figures of runs; the seeds of one configuration form one row."""
     groups = grouped(runs)
-    accuracy = main_accuracy(groups)
+    main, metric = main_score(groups), headline(groups)
     timed = []
-    for row in rows(groups, accuracy):
+    for row in rows(groups, main):
         took = [value for run in row.group.sound if (value := seconds(run)) is not None]
         figures = {**row.figures, "seconds": mean(took)}
         spreads = {**row.spreads, "seconds": spread(took)}
         errors = {**row.errors, "seconds": standard_error(took)}
         timed.append(Row(row.group, figures, spreads, errors, row.pareto_optimal))
-    return Results(timed, accuracy)
+    if metric is None:
+        return Results(timed, main, "score")
+    return Results(timed, main, metric.name, metric.rises)
 
 
 def seconds(run: Run) -> float | None:
@@ -89,7 +97,8 @@ def comma_separated(results: Results) -> str:
     """CSV with one row per configuration and unrounded numbers: bits, FLOPs and seconds."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    columns = [f"{name}{suffix}" for name in CSV_FIGURES for suffix in ("", "_std", "_se")]
+    titles = [named(name, results.metric) for name in CSV_FIGURES]
+    columns = [f"{name}{suffix}" for name in titles for suffix in ("", "_std", "_se")]
     writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", "diverged", *columns])
     for row in results.rows:
         forms = (row.figures, row.spreads, row.errors)
@@ -144,20 +153,27 @@ def plain(results: Results) -> list[dict[str, Any]]:
             "seeds": [run.seed for run in row.group.runs],
             "pareto_best": row.pareto_optimal,
             "diverged": [run.seed for run in row.group.runs if run.diverged],
-            "mean": dict(row.figures),
-            "std": dict(row.spreads),
-            "se": dict(row.errors),
+            "metric": row.group.first.headline.name,
+            "better": "higher" if row.group.first.headline.rises else "lower",
+            **{
+                form: {named(name, results.metric): value for name, value in figures.items()}
+                for form, figures in (
+                    ("mean", row.figures),
+                    ("std", row.spreads),
+                    ("se", row.errors),
+                )
+            },
         }
         for row in results.rows
     ]
 
 
 def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
-    shown = [n for n in ACCURACIES if any(row.figures[n] is not None for row in results.rows)]
+    shown = [n for n in SCORES if any(row.figures[n] is not None for row in results.rows)]
     timed = any(row.figures["device_seconds"] is not None for row in results.rows)
     factor, operations = _unit([row.figures["flops"] for row in results.rows])
     most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
-    header = ["run", *(["n"] * results.several), *(ACCURACIES[name] for name in shown), "density"]
+    header = ["run", *(["n"] * results.several), *(SCORES[name] for name in shown), "density"]
     ends = any(run.goals for row in results.rows for run in row.group.runs)
     header += [
         *(["rounds"] * ends),
@@ -176,7 +192,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
             [
                 f"{MARK if row.pareto_optimal else ' '} {_label(row.group)}",
                 *([str(len(row.group.sound))] * results.several),
-                *(_accuracy(row, name) for name in shown),
+                *(_score(row, name) for name in shown),
                 units.share(figures["density"]),
                 *([_digits(figures["rounds"], 1)] * ends),
                 *(_digits(figures[name], 1e6) for name in ("up", "down")),
@@ -189,8 +205,13 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
-def _accuracy(row: Row, name: str) -> str:
-    value, error = units.share(row.figures[name]), row.errors[name]
+def named(figure: str, metric: str) -> str:
+    """What files call a figure: the global model's is called by its metric."""
+    return {"global_score": f"global_{metric}", "score": metric}.get(figure, figure)
+
+
+def _score(row: Row, name: str) -> str:
+    value, error = units.score(row.figures[name]), row.errors[name]
     return value if error is None else f"{value} ± {error:.2g}"
 
 

@@ -23,7 +23,7 @@ class Trial:
 
     settings: Mapping[str, Any]
     figures: Sequence[Mapping[str, Any]]
-    """Of every finished run: `accuracy`, `density`, `bits`, `seconds`."""
+    """Of every finished run: `scores`, `metric`, `better`, `density`, `bits`, `seconds`."""
     missing: int = 0
     """Runs that failed or did not finish."""
 
@@ -33,18 +33,23 @@ class Trial:
         return " ".join(f"{name}={value}" for name, value in self.settings.items()) or "defaults"
 
     def mean(self, name: str) -> float | None:
-        """The mean over seeds of an accuracy."""
-        return mean(each["accuracy"].get(name) for each in self.figures)
+        """The mean over seeds of a score."""
+        return mean(each["scores"].get(name) for each in self.figures)
+
+    @property
+    def sign(self) -> float:
+        """1 if higher scores are better, otherwise -1."""
+        return -1.0 if any(each.get("better") == "lower" for each in self.figures) else 1.0
 
     def error(self, name: str) -> float | None:
         """The standard error of that mean; None for one seed."""
-        known = [v for each in self.figures if (v := each["accuracy"].get(name)) is not None]
+        known = [v for each in self.figures if (v := each["scores"].get(name)) is not None]
         apart = spread(known)
         return None if apart is None else apart / math.sqrt(len(known))
 
 
 SCORES = {"valid": "valid_best", "test": "best"}
-"""The accuracy by which a sweep is decided."""
+"""The score by which a sweep is decided."""
 
 
 def ranked(trials: Sequence[Trial], select: Select) -> list[Trial]:
@@ -52,7 +57,7 @@ def ranked(trials: Sequence[Trial], select: Select) -> list[Trial]:
 
     def place(trial: Trial) -> tuple[bool, float]:
         score = trial.mean(SCORES[select])
-        return (score is None or trial.missing > 0, -(score or 0.0))
+        return (score is None or trial.missing > 0, -trial.sign * (score or 0.0))
 
     return sorted(trials, key=place)
 
@@ -103,13 +108,13 @@ def verdict(trials: Sequence[Trial], select: Select) -> str:
     if select == "valid":
         told += f" on validation data, {_figure(winner, 'best')} on test data there"
     else:
-        told += " on test data, on which it was chosen: expect less on new data"
+        told += " on test data, on which it was chosen: expect worse on new data"
     close = []
     for trial in ranked(trials, select)[1:]:
         theirs, apart = trial.mean(name), trial.error(name)
         if None in (theirs, apart, error, score) or trial.missing:
             continue
-        if score - theirs <= 2 * math.hypot(error, apart):  # type: ignore[operator,arg-type]
+        if winner.sign * (score - theirs) <= 2 * math.hypot(error, apart):  # type: ignore[operator,arg-type]
             close.append(trial.title)
     if close:
         told += f"; no difference shown to {', '.join(close[:3])}"
@@ -135,5 +140,5 @@ def _figure(trial: Trial, name: str) -> str:
     value, error = trial.mean(name), trial.error(name)
     if value is None:
         return "failed" if trial.missing else "–"
-    shown = f"{value:.4f}" + ("" if error is None else f" ± {error:.2g}")
+    shown = units.score(value) + ("" if error is None else f" ± {error:.2g}")
     return f"{shown} ({trial.missing} missing)" if trial.missing else shown

@@ -14,7 +14,7 @@ from gossamer.config import PAPERS, Config, find_method, locate, nearest, read
 from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 
 SCALES = ("quick", "here", "full")
-ACCURACIES = {"global": "global_accuracy", "clients": "personal_mean", "local": "local_mean"}
+ACCURACIES = {"global": "global_score", "clients": "personal_mean", "local": "local_mean"}
 """The server's model on the server's test data; each client's model (its own, or else the
 server's) on the client's test data; only the clients that have a model of their own."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")

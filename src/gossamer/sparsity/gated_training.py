@@ -72,11 +72,11 @@ class Work:
     drift: float = 0.0
     concrete: HardConcrete = HardConcrete()
     rate: float = 0.0
-    """The learning rate of SGD."""
+    """The learning rate of weights."""
     removed: Masks = field(default_factory=dict)
     """For each pruned group: whether the part is without it."""
     steps: int = 0
-    velocity: optim.Velocity = field(default_factory=list)
+    moments: optim.Moments = field(default_factory=optim.Moments)
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     examples: int = 0
 
@@ -136,9 +136,9 @@ class Work:
         return Gradients(loss, grads, by_location * torch.sigmoid(self.raw) / -self.temperature)
 
     def step(self, batch: Batch, drawn: Drawn, training: Training, threshold_lr: float) -> None:
-        """One step of SGD on weights and one of Adamax on thresholds, from the same gradient."""
+        """One step on weights and one of Adamax on thresholds, from the same gradient."""
         loss, grads, by_raw = self.gradients(drawn)
-        training.update(self.params, grads, self.velocity, self.rate)
+        training.update(self.params, grads, self.moments, self.rate)
         self.steps += 1
         self.raw, self.first, self.second = optim.adamax(
             self.raw, by_raw, self.first, self.second, self.steps, threshold_lr

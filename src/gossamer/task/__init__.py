@@ -1,6 +1,31 @@
-"""A task: a plain module and a criterion, with the layout of the module's tensors."""
+"""A task: a plain module with a criterion and metrics, and the layout of the module's tensors."""
 
+from gossamer.task.goal import (
+    CLASSIFICATION,
+    GOALS,
+    LANGUAGE,
+    MULTILABEL,
+    REGRESSION,
+    Criterion,
+    Goal,
+)
 from gossamer.task.layout import Layout, Leaf
-from gossamer.task.task import Criterion, Gradients, Loss, Precision, Task
+from gossamer.task.metrics import Metric
+from gossamer.task.task import Gradients, Loss, Precision, Task
 
-__all__ = ["Criterion", "Gradients", "Layout", "Leaf", "Loss", "Precision", "Task"]
+__all__ = [
+    "CLASSIFICATION",
+    "GOALS",
+    "LANGUAGE",
+    "MULTILABEL",
+    "REGRESSION",
+    "Criterion",
+    "Goal",
+    "Gradients",
+    "Layout",
+    "Leaf",
+    "Loss",
+    "Metric",
+    "Precision",
+    "Task",
+]

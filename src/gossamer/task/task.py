@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gossamer.core import Batch, Examples, Key, Masks, Params
 from gossamer.task import first_weights
 from gossamer.task.first_weights import Start
+from gossamer.task.goal import CLASSIFICATION, Criterion, Goal, goal_of
 from gossamer.task.layout import Layout, Leaf
 from gossamer.task.runner import Runner, runner_of
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gossamer.arithmetic.plan import Plan
 
 Precision = Literal["f32", "bf16"]
-Criterion = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Params, Batch], Tensor]
 
 CHUNK = 64
@@ -60,6 +59,8 @@ class Task:
     """Whether to compute with torch or with the package's own kernels; auto: by a fixed rule."""
     start: Start = "module"
     """Where first weights come from: drawn (seed), the module's own, or the file they were in."""
+    goal: Goal = CLASSIFICATION
+    """What the model is judged by; `criterion` is what it is trained by."""
 
     def __post_init__(self) -> None:
         runner = runner_of(self.module, self.layout, self.device, self.image_format, {})
@@ -79,30 +80,35 @@ class Task:
         module: nn.Module,
         example: Tensor,
         *,
-        criterion: Criterion = functional.cross_entropy,
+        criterion: Criterion | None = None,
         prunable: Sequence[str] | Callable[[Leaf], bool] | None = None,
         precision: Precision = "f32",
         device: str = "cpu",
         arithmetic: Arithmetic = "auto",
         start: Start = "module",
+        goal: Goal | str = CLASSIFICATION,
     ) -> Task:
         """A task whose layout is traced with a batch of example inputs.
 
         Args:
             module: a plain module; parameters that require no gradient are constants.
             example: inputs of at least one example.
-            criterion: from outputs and labels to a loss.
+            criterion: to train by, if it is not that of the goal.
             prunable: which tensors may be pruned, if not all convolutions and linear layers.
             precision: of training and evaluation.
             device: to compute on.
             arithmetic: torch, or the package's own kernels.
             start: first weights: `module` keeps those that the module has, `seed` draws new ones
                 from the seed of a run, and a path reads a `.safetensors` file or a run's folder.
+            goal: what it is trained for and judged by: a `Goal`, or the name of one.
         """
         layout = Layout.trace(module, example, prunable)
         if start not in first_weights.KINDS:
             module = first_weights.loaded(module, start, layout)
-        task = cls(module, criterion, layout, precision, device, arithmetic, start)
+        goal = goal_of(goal) if isinstance(goal, str) else goal
+        goal = goal if criterion is None else replace(goal, criterion=criterion)
+        by = goal.trained_by()
+        task = cls(module, by, layout, precision, device, arithmetic, start, goal)
         if start != "seed":
             _ = task._first  # now, since the module may be changed afterwards
         return task
@@ -180,12 +186,11 @@ class Task:
         with torch.no_grad():
             return self.criterion(self.logits(params, batch.x), batch.y)
 
-    def accuracy(self, params: Params, examples: Examples) -> tuple[float, float]:
-        """The accuracy of a classifier, and that of guessing."""
+    def share(self, params: Params, examples: Examples) -> tuple[float, float]:
+        """Accuracy or another figure of at most 1, and that of guessing; see `Goal.share`."""
         with torch.inference_mode():
-            logits = self.logits(params, examples.x.to(self.device))
-        right = logits.argmax(-1).cpu() == examples.y.cpu()
-        return float(right.double().mean()), 1 / logits.shape[-1]
+            outputs = self.logits(params, examples.x.to(self.device)).cpu()
+            return self.goal.share(outputs, examples.y.cpu())
 
     def gradients(
         self,

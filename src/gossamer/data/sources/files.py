@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from gossamer.core import Key
 from gossamer.data.arrays import Arrays, Labels
-from gossamer.data.inputs import Features, Images, Inputs, Ints, Kind
+from gossamer.data.inputs import Features, Images, Inputs, Ints, Kind, Tokens
 from gossamer.data.sources.classes import note_unseen, numbered
+from gossamer.data.sources.targets import OTHER, targets
 
 HELD_OUT = 0.2
 """The fraction of the examples that becomes the test set where files name none."""
@@ -51,15 +53,24 @@ def read_npz(path: Path, key: Key, inputs: Inputs = Inputs()) -> Arrays:
             f"{path} has {', '.join(content) or 'nothing'}; save x and y, or {', '.join(parts)}"
         )
     coarse = content.get("coarse")
-    labels = [_whole(content[f"y_{part}"], path) for part in ("train", "test")]
-    (train_y, test_y), classes = numbered(name, *labels, keep=coarse is not None)
+    labels = [content[f"y_{part}"] for part in ("train", "test")]
+    if inputs.task in OTHER:
+        (train_y, test_y), classes = targets(name, inputs.task, labels)
+    else:
+        whole = [_whole(part, path) for part in labels]
+        (train_y, test_y), classes = numbered(name, *whole, keep=coarse is not None)
     if coarse is not None and len(coarse) < classes:
         raise ValueError(f"{path} has {len(coarse)} coarse classes for {classes} classes")
     groups = None
     if {"group_train", "group_test"} <= content.keys():
         groups = (content["group_train"].astype(np.int64), content["group_test"].astype(np.int64))
     facts = Labels(
-        train_y, test_y, classes, groups, None if coarse is None else coarse.astype(np.int64)
+        train_y,
+        test_y,
+        classes,
+        groups,
+        None if coarse is None else coarse.astype(np.int64),
+        inputs.task or "classification",
     )
     return arrays_of(name, content["x_train"], content["x_test"], facts, inputs)
 
@@ -78,6 +89,8 @@ def arrays_of(
             f"{name} has training examples of shape {train.shape[1:]} and test examples of shape "
             f"{test.shape[1:]}; give both the same"
         )
+    if labels.task == "language":
+        return _tokens(name, train, test, labels)
     if train.ndim == 1:
         train, test = train[:, None], test[:, None]
     if train.dtype == np.uint8 and train.ndim in (3, 4):
@@ -87,8 +100,21 @@ def arrays_of(
         train, test = (_channels_first(x, inputs.layout) for x in (train, test))
         kind = Features.of(_finite(name, train))
         _finite(name, test)
-    note_unseen(name, labels.train, labels.test)
+    if labels.task == "classification":
+        note_unseen(name, labels.train, labels.test)
     return Arrays(name, kind, train, test, labels)
+
+
+def _tokens(name: str, train: np.ndarray, test: np.ndarray, labels: Labels) -> Arrays:
+    """Rows of token numbers."""
+    if train.dtype.kind not in "iu" or train.shape != labels.train.shape or train.min() < 0:
+        raise ValueError(
+            f"{name} has examples of {train.dtype} and shape {train.shape} for labels of shape "
+            f"{labels.train.shape}; language needs as many tokens, numbered from 0, in both"
+        )
+    size = 1 + max(int(train.max()), int(test.max(initial=0)), labels.classes - 1)
+    kind = Tokens(train.shape[1], tuple(map(str, range(size))))
+    return Arrays(name, kind, train, test, replace(labels, classes=size))
 
 
 def layout_of(shape: tuple[int, ...]) -> str:
@@ -152,7 +178,8 @@ def held_out(count: int, key: Key) -> tuple[Ints, Ints]:
 def _whole(y: np.ndarray, path: Path) -> Ints:
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise ValueError(
-            f"labels in {path} are {y.dtype} of shape {y.shape}; give whole numbers, one an example"
+            f"labels in {path} are {y.dtype} of shape {y.shape}; give whole numbers, one an "
+            f"example, or say `task='regression'`, 'multilabel' or 'language'"
         )
     if y.dtype == np.uint64 and len(y) and y.max() >= 2**63:
         raise ValueError(f"labels in {path} go up to {y.max()}; give numbers of classes")

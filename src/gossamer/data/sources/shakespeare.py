@@ -107,6 +107,39 @@ def read_shakespeare(folder: Path) -> Arrays:
     return Arrays("shakespeare", Tokens(LENGTH, tuple(LETTERS)), x, test_x, labels)
 
 
+def read_sequences(folder: Path) -> Arrays:
+    """Sequences of 80 characters that do not overlap, each labelled with the same one later.
+
+    They are every 80th window of a speaker, so a character is learned once, not in 80 windows.
+    Those for testing begin 79 windows later, so that no character to predict is in both parts.
+    """
+    arrays = read_shakespeare(folder)
+    groups = arrays.labels.groups
+    assert groups is not None and isinstance(arrays.train, Windows)
+    assert isinstance(arrays.test, Windows)
+    parts = [
+        _sequences(windows, owners, first)
+        for windows, owners, first in zip(
+            (arrays.train, arrays.test), groups, (0, LENGTH - 1), strict=True
+        )
+    ]
+    (x, y, owners), (test_x, test_y, test_owners) = parts
+    labels = Labels(y, test_y, len(LETTERS), (owners, test_owners), task="language")
+    return Arrays(arrays.name, arrays.kind, x, test_x, labels)
+
+
+def _sequences(windows: Windows, owners: Ints, skipped: int) -> tuple[Windows, np.ndarray, Ints]:
+    """Every 80th window of each stretch, the characters that follow each of its own, and owners."""
+    begins = np.ones(len(windows), bool)
+    begins[1:] = (np.diff(windows.starts) != 1) | (np.diff(owners) != 0)
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(windows)), 0))
+    place = np.arange(len(windows)) - first
+    kept = np.flatnonzero((place >= skipped) & (place % LENGTH == skipped % LENGTH))
+    chosen = Windows(windows.text, windows.starts[kept], LENGTH)
+    following = Windows(windows.text, windows.starts[kept] + 1, LENGTH)
+    return chosen, following[np.arange(len(kept))].astype(np.int64), owners[kept]
+
+
 SHAKESPEARE = Source(
     name="shakespeare",
     title="Shakespeare (LEAF)",
@@ -121,4 +154,5 @@ SHAKESPEARE = Source(
     folders=("shakespeare/data", "leaf/data/shakespeare/data"),
     recipe=recipe("shakespeare", "-s niid --sf 1.0 -k 0 -t sample --tf 0.9"),
     partition="natural",
+    read_tokens=read_sequences,
 )

@@ -47,3 +47,5 @@ class Source:
     partition: str = "iid"
     """What `federation` uses when no partition is asked for."""
     embedded: bool = False
+    read_tokens: Callable[[Path], Arrays] | None = None
+    """Reads a text as sequences, with the next token of every token as its label."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import isnan
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gossamer.data.inputs import Inputs, Ints
 from gossamer.data.notes import note
 from gossamer.data.sources.classes import FEW, classes_or_raise
 from gossamer.data.sources.files import arrays_of, held_out, must_be_file
+from gossamer.data.sources.targets import OTHER, targets
 
 LABELS = ("label", "labels", "target", "targets", "class", "classes", "y", "category", "outcome")
 """How a column of labels may be called, in any case."""
@@ -42,11 +44,12 @@ class _Table:
 
 
 def read_csv(path: Path, key: Key, inputs: Inputs = Inputs()) -> Arrays:
-    """Numeric columns and a label, with a header or without.
+    """Numeric columns and a label, or several, with a header or without.
 
     Columns are separated by commas, semicolons, tabs or bars. The label is the column that
     `inputs.label` names, else the one called `label`, `target`, `class`, `y` or the like, else the
-    only one that is not numbers, else the last.
+    only one that is not numbers, else the last. A regression may have several of them, and
+    multilabel has: their names or patterns, separated by commas.
     """
     must_be_file(path)
     try:
@@ -54,12 +57,52 @@ def read_csv(path: Path, key: Key, inputs: Inputs = Inputs()) -> Arrays:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from None
     table = _table(path, text)
-    column = _label_column(table, inputs.label)
-    words = [row.pop(column).strip() for row in table.rows]
-    y, classes = _classes(table, column, words)
-    x = _numbers(table)
+    name = f"csv:{path}"
+    if inputs.task in OTHER:
+        columns = _target_columns(table, inputs)
+        found = _target_cells(table, columns)
+        alone = inputs.task == "regression" and len(columns) == 1
+        (y,), classes = targets(name, inputs.task, [found[:, 0] if alone else found])
+    else:
+        columns = [_label_column(table, inputs.label)]
+        words = [row[columns[0]].strip() for row in table.rows]
+        y, classes = _classes(table, columns[0], words)
+    x = _numbers(table, columns)
     train, test = held_out(len(y), key)
-    return arrays_of(f"csv:{path}", x[train], x[test], Labels(y[train], y[test], classes), inputs)
+    labels = Labels(y[train], y[test], classes, task=inputs.task or "classification")
+    return arrays_of(name, x[train], x[test], labels, inputs)
+
+
+def _target_columns(table: _Table, inputs: Inputs) -> list[int]:
+    """The columns of a regression's targets, or of labels that may be true together."""
+    asked, names = inputs.label, [name.lower() for name in table.names or ()]
+    if inputs.task == "language":
+        raise ValueError(f"{table.path} has no sequences of tokens; give language as an npz:")
+    if not asked and inputs.task == "multilabel":
+        raise ValueError(
+            f"name the labels of {table.path}, such as `label='red,green'` or `label='is_*'`"
+        )
+    if not asked or asked.lower() in names:
+        return [_label_column(table, asked)]
+    found: list[int] = []
+    for word in (part.strip() for part in asked.split(",")):
+        matches = [at for at, name in enumerate(names) if fnmatchcase(name, word.lower())]
+        found += matches or [_named(table, names, word)]
+    return list(dict.fromkeys(found))
+
+
+def _target_cells(table: _Table, columns: Sequence[int]) -> np.ndarray:
+    """The numbers of some columns, a row per example."""
+    point = {ord(","): "."} if table.decimal_comma else {}
+    cells = [[row[column].strip().translate(point) for column in columns] for row in table.rows]
+    for column, values in zip(columns, zip(*cells, strict=True), strict=True):
+        odd = next((value for value in values if not _is_number(value)), None)
+        if odd is not None:
+            raise ValueError(
+                f"{table.title(column)} of {table.path} has {odd!r}, which is no number; remove "
+                f"such rows, or name other columns with `label=`"
+            )
+    return np.asarray(cells, np.float64)
 
 
 def _table(path: Path, text: str) -> _Table:
@@ -163,7 +206,8 @@ def _classes(table: _Table, column: int, words: Sequence[str]) -> tuple[Ints, in
     if len(measured) > FEW:
         raise ValueError(
             f"{what} was taken as the label, but has {len(known):,} different values such as "
-            f"{measured[0]}, which are measurements and no classes; {advice}"
+            f"{measured[0]}, which are measurements and no classes; say `task='regression'` to "
+            f"learn them, or {advice}"
         )
     try:
         classes_or_raise(what, len(known), len(words))
@@ -173,13 +217,16 @@ def _classes(table: _Table, column: int, words: Sequence[str]) -> tuple[Ints, in
     return np.asarray([place[word] for word in words], np.int64), len(known)
 
 
-def _numbers(table: _Table) -> np.ndarray:
+def _numbers(table: _Table, labels: Sequence[int]) -> np.ndarray:
     """All features; a comma is a decimal point where it does not separate columns."""
-    rows = table.rows
+    kept = [column for column in range(table.columns) if column not in labels]
+    if not kept:
+        raise ValueError(f"all columns of {table.path} are labels; leave some to learn from")
+    rows = [[row[column] for column in kept] for row in table.rows]
     if table.decimal_comma:
         rows = [[cell.replace(",", ".") for cell in row] for row in rows]
     try:
-        return np.asarray(rows, np.float32).reshape(len(rows), table.columns - 1)
+        return np.asarray(rows, np.float32).reshape(len(rows), len(kept))
     except ValueError as error:
         raise ValueError(
             f"{table.path} has a feature that is no number ({error}); remove that column, or name "

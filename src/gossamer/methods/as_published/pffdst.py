@@ -294,9 +294,7 @@ def accuracy(ctx: Ctx, params: Params, by: FreezeFrom) -> float:
             "`freeze_from='best-valid'` needs validation data, and this client has none; "
             "use e.g. `valid=0.1`"
         )
-    with torch.inference_mode():
-        predicted = ctx.task.logits(ctx.task.own(params), held.x.to(ctx.task.device)).argmax(-1)
-    return float((predicted.cpu() == held.y).double().mean())
+    return ctx.task.share(ctx.task.own(params), held)[0]
 
 
 def scales(ctx: Ctx) -> list[str]:

@@ -1,4 +1,4 @@
-"""Local SGD on a sparse model: masked weights are zero, have no gradient, and stay zero.
+"""Local training of a sparse model: masked weights are zero, have no gradient, and stay zero.
 
 Where it pays, the kernels of `gossamer.arithmetic` compute at the active weights only.
 """
@@ -85,7 +85,7 @@ def step(
     prox: float = 0.0,
     momentum_everywhere: bool = False,
 ) -> None:
-    """One step of SGD on the active weights.
+    """One step of the optimiser on the active weights.
 
     Args:
         prox: strength of the pull towards `work.anchor`, as in FedProx.
@@ -97,7 +97,7 @@ def step(
     loss, grads = ctx.task.gradients(work.params, batch, work.masks, everywhere=True)
     if prox:
         optim.pull(grads, work.params, work.anchor, prox)
-    training.update(work.params, grads, work.velocity, work.rate)
+    training.update(work.params, grads, work.model.moments, work.rate)
     multiply(work.params, work.factors)
     return record(work, loss, batch)
 
@@ -116,6 +116,8 @@ def change_masks(ctx: Ctx, work: Work, change: Change, reset_momentum: bool = Tr
     multiply(work.params, survivors)
     if reset_momentum:
         multiply(momentum(ctx, work), survivors)
+    second = dict(zip(ctx.task.layout.parameters, work.model.moments.second, strict=False))
+    multiply(second, survivors)
 
 
 def dense_gradient(ctx: Ctx, work: Work, batch: Batch, params: Params | None = None) -> Params:

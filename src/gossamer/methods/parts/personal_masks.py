@@ -172,12 +172,14 @@ def receive(ctx: Ctx, down: Down, held: Masks | None, initial: Masks) -> tuple[P
 
 
 def accuracy(ctx: Ctx, params: Params) -> float:
-    """The accuracy on the client's validation data, or on its training data if it has none."""
+    """The accuracy, or a share like it, on validation data, or without them on training data."""
     examples = ctx.own.valid if len(ctx.own.valid) else ctx.own.train
-    own, correct = ctx.task.own(params), 0
+    if not len(examples):
+        return 0.0
+    own = ctx.task.own(params)
     with torch.inference_mode():
-        for start in range(0, len(examples), 1024):
-            x, y = examples.x[start : start + 1024], examples.y[start : start + 1024]
-            predicted = ctx.task.logits(own, x.to(ctx.task.device)).argmax(-1)
-            correct += int((predicted.cpu() == y).sum())
-    return correct / max(len(examples), 1)
+        outputs = [
+            ctx.task.logits(own, examples.x[start : start + 1024].to(ctx.task.device)).cpu()
+            for start in range(0, len(examples), 1024)
+        ]
+        return ctx.task.goal.share(torch.cat(outputs), examples.y)[0]

@@ -3,7 +3,7 @@
 
 const Charts = (() => {
   const {
-    encode, trim, unit, seconds, bits, operations, share, round, visible, COLOURS, colour, base,
+    encode, trim, unit, seconds, bits, operations, share, score, round, visible, COLOURS, colour, base,
     axis, told, band, points, line, withError, curves, around, fromZero, extent, zoomed,
   } = Parts;
 
@@ -21,23 +21,23 @@ const Charts = (() => {
     return last.length > 1 && Math.max(...last) / Math.min(...last) > 8;
   }
 
-  function accuracy(view, name) {
+  function scores(view, name) {
     const which = name === "sent" ? view.chosen.bits : name;
     const chosen = view.chosen.scale;
     const logarithmic = name !== "rounds" && (chosen === "auto" ? wide(view, AXES[which].x) : chosen === "log");
-    return { ...AXES[which], table: "evaluated", y: view.chosen.accuracy, range: around, figure: share, logarithmic };
+    return { ...AXES[which], table: "evaluated", y: view.chosen.score, range: around, figure: score, logarithmic };
   }
 
-  const byRound = (table, y, range) => () =>
-    ({ ...AXES.rounds, table, y, range, figure: share, logarithmic: false });
+  const byRound = (table, y, range, figure = share) => () =>
+    ({ ...AXES.rounds, table, y, range, figure, logarithmic: false });
 
   /** What the charts of curves show: which figure of which table, against what. */
   const WISHES = {
-    rounds: (view) => accuracy(view, "rounds"),
-    sent: (view) => accuracy(view, "sent"),
-    device_seconds: (view) => accuracy(view, "device_seconds"),
-    flops: (view) => accuracy(view, "flops"),
-    worst: byRound("evaluated", "personal_worst_decile", around),
+    rounds: (view) => scores(view, "rounds"),
+    sent: (view) => scores(view, "sent"),
+    device_seconds: (view) => scores(view, "device_seconds"),
+    flops: (view) => scores(view, "flops"),
+    worst: byRound("evaluated", "personal_worst_decile", around, score),
     density: byRound("rounds", "density", fromZero),
     mismatch: byRound("rounds", "mismatch", fromZero),
     client_mismatch: byRound("rounds", "client_mismatch", fromZero),
@@ -47,17 +47,20 @@ const Charts = (() => {
   function histogram(view) {
     const groups = visible(view).filter((group) => group.histogram.length);
     const option = base(view);
+    const title = view.data.metric.title;
+    const [least, most] = groups.length ? extent(groups.flatMap((group) => group.between)) : [0, 1];
     option.tooltip.formatter = (items) => {
       const lines = items.filter((item) => item.seriesType === "line");
       if (!lines.length) return "";
-      const count = lines[0].value[3];
-      const part = Math.min(count - 1, Math.floor(lines[0].value[0] * count));
-      const head = `accuracy ${trim(part / count)} to ${trim((part + 1) / count)}`;
+      const [count, [from, to]] = [lines[0].value[3], lines[0].value[4]];
+      const part = Math.min(count - 1, Math.floor(((lines[0].value[0] - from) / (to - from)) * count));
+      const end = (place) => trim(from + (place / count) * (to - from));
+      const head = `${title} ${end(part)} to ${end(part + 1)}`;
       const text = (value) => `${trim(100 * value, 3)} % of clients`;
       return told(head, lines.map((item) => [item.color, item.seriesName, text(item.value[1])]));
     };
     option.xAxis = axis(view, {
-      type: "value", min: 0, max: 1, name: "accuracy on the client's own test data", splitLine: { show: false },
+      type: "value", min: least, max: most, name: `${title} on the client's own test data`, splitLine: { show: false },
       axisLine: { show: true, lineStyle: { color: view.theme.line } },
     });
     option.yAxis = axis(view, {
@@ -65,8 +68,10 @@ const Charts = (() => {
     });
     option.series = groups.flatMap((group) => {
       const shares = group.histogram;
-      const middle = shares.map((part, at) => [(at + 0.5) / shares.length, part, null, shares.length]);
-      const rows = [[0, shares[0], null, shares.length], ...middle, [1, shares.at(-1), null, shares.length]];
+      const [from, to] = group.between;
+      const row = (x, part) => [from + x * (to - from), part, null, shares.length, group.between];
+      const middle = shares.map((part, at) => row((at + 0.5) / shares.length, part));
+      const rows = [row(0, shares[0]), ...middle, row(1, shares.at(-1))];
       const paint = colour(view, group.place);
       const worst = (group.evaluated.personal_worst_decile || []).filter((value) => value !== null).at(-1);
       const steps = line(view, group, rows, {

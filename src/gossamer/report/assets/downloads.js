@@ -19,14 +19,17 @@ const Downloads = (() => {
         at(`${wish.y}#`, place) ?? 1,
       ]);
     });
-    return [["run", "round", ...more, wish.y, "standard_error", "n"], ...rows];
+    const title = wish.y === "global_score" ? `global_${view.data.metric.name}` : wish.y;
+    return [["run", "round", ...more, title, "standard_error", "n"], ...rows];
   }
 
   const TABLES = {
     histogram: (view) => [
-      ["run", "accuracy_from", "accuracy_to", "share_of_clients"],
-      ...visible(view).flatMap((group) => group.histogram.map((share, at, all) =>
-        [group.label, at / all.length, (at + 1) / all.length, share])),
+      ["run", `${view.data.metric.name}_from`, `${view.data.metric.name}_to`, "share_of_clients"],
+      ...visible(view).flatMap((group) => group.histogram.map((share, at, all) => {
+        const [from, to] = group.between;
+        return [group.label, from + (at / all.length) * (to - from), from + ((at + 1) / all.length) * (to - from), share];
+      })),
     ],
     ledger: (view) => [
       ["run", "direction", "leaf", "bits_sent", "bits_as_papers_count"],
@@ -83,8 +86,8 @@ const Downloads = (() => {
 
   // What is on the page in the title above a chart.
   const HEIGHTS = {
-    global_accuracy: "accuracy, global model", personal_mean: "accuracy, personal models",
-    local_mean: "accuracy, clients’ own models", personal_worst_decile: "accuracy, worst decile of clients",
+    global_score: "METRIC, global model", personal_mean: "METRIC, personal models",
+    local_mean: "METRIC, clients’ own models", personal_worst_decile: "METRIC, worst decile of clients",
     density: "density", mismatch: "mask mismatch with the previous round", client_mismatch: "mask mismatch between clients",
   };
 
@@ -92,7 +95,7 @@ const Downloads = (() => {
   function named(view, name, which) {
     const option = Charts.option(view, name, which);
     const wish = Charts.wishes[name];
-    const text = wish ? HEIGHTS[wish(view).y] : name === "histogram" ? "share of clients" : "";
+    const text = wish ? HEIGHTS[wish(view).y].replace("METRIC", view.data.metric.title) : name === "histogram" ? "share of clients" : "";
     if (text) Object.assign(option.yAxis, { name: text, nameGap: 40 });
     return option;
   }

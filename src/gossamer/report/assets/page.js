@@ -7,7 +7,7 @@
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const CLASSES = 10;
   const SHOWS = {
-    accuracy: ["rounds", "sent", "device_seconds", "flops"],
+    score: ["rounds", "sent", "device_seconds", "flops"],
     range: ["rounds", "sent", "device_seconds", "flops", "worst"],
     bits: ["sent", "ledger"],
     scale: ["sent", "device_seconds", "flops"],
@@ -18,7 +18,7 @@
 
   const hidden = new Set();
   const chosen = {
-    accuracy: data.accuracy, range: "auto", bits: "sent", scale: "auto", ledger: "bits", layer: "density",
+    score: data.score, range: "auto", bits: "sent", scale: "auto", ledger: "bits", layer: "density",
   };
   const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({
     element, name: element.dataset.chart, which: Number(element.dataset.which), drawn: null, zoom: null,

@@ -27,6 +27,8 @@ const Parts = (() => {
   const bits = (value, digits) => scaled(value, "bit", digits);
   const operations = (value, digits) => scaled(value, "FLOP", digits);
   const share = (value) => value.toFixed(4);
+  /** A metric: four decimals, or four digits from 10 on. */
+  const score = (value) => (Math.abs(value) < 10 ? value.toFixed(4) : Math.abs(value) < 1000 ? trim(value) : value.toFixed(0));
   const round = (value) => `round ${value}`;
 
   // parts -----------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ const Parts = (() => {
       return name ? `${trim(value)} ${name}` : wish.text(value, 3);
     };
     const inside = found.map(([, rows]) => rows.filter(([x]) => !view.zoom || (x >= view.zoom.x[0] && x <= view.zoom.x[1])));
-    const heights = wish.range(inside, view.zoom ? "whole" : view.chosen.range);
+    const heights = wish.range(inside, view.zoom ? "whole" : view.chosen.range, view.data.metric.share);
     const option = base(view);
     option.tooltip.formatter = (items) => {
       const lines = items.filter((item) => item.seriesType === "line");
@@ -180,7 +182,7 @@ const Parts = (() => {
 
   const TICKS = 7;
   const PADDING = 0.04;
-  const FLATTEST = 0.02; // the least height of an axis of accuracies: two points
+  const FLATTEST = 0.02; // the least height of an axis of scores: two points, or two percent
   const LATE = 5; // points that must remain of every curve whose rise is left out
 
   /** Round figures from `least` to `most`: what ECharts needs to know of an axis. */
@@ -199,18 +201,19 @@ const Parts = (() => {
   const late = (rows) => rows.filter((row) => row[2] >= rows.at(-1)[2] / 2);
 
   /**
-   * The heights of accuracies, within 0 to 1. Most curves rise steeply and then differ by a point, so that those
+   * The heights of scores; shares are within 0 to 1. Most curves rise steeply and then differ by a point, so that those
    * points show only without the rise: unless all is wanted, the axis leaves it out where it is most of the height.
    */
-  function around(curves, range) {
+  function around(curves, range, shares = true) {
     const known = curves.filter((rows) => rows.length);
     if (!known.length) return { min: 0, max: 1 };
     const all = extent(known.flatMap((rows) => rows.flatMap(ends)));
     const end = extent(known.flatMap((rows) => late(rows).flatMap(ends)));
     const flat = end[1] - end[0] < 0.5 * (all[1] - all[0]) && known.every((rows) => late(rows).length >= LATE);
     const [least, most] = range === "late" || (range === "auto" && flat) ? end : all;
-    const margin = Math.max(PADDING * (most - least), (FLATTEST - (most - least)) / 2);
-    return ticks(Math.max(0, least - margin), Math.min(1, most + margin));
+    const flattest = FLATTEST * (shares ? 1 : Math.max(Math.abs(least), Math.abs(most)) || 1);
+    const margin = Math.max(PADDING * (most - least), (flattest - (most - least)) / 2);
+    return shares ? ticks(Math.max(0, least - margin), Math.min(1, most + margin)) : ticks(least - margin, most + margin);
   }
 
   const fromZero = (curves) => {
@@ -236,7 +239,7 @@ const Parts = (() => {
     values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
 
   return {
-    encode, trim, unit, seconds, bits, operations, share, round, visible, COLOURS, colour, base,
+    encode, trim, unit, seconds, bits, operations, share, score, round, visible, COLOURS, colour, base,
     axis, told, band, points, line, ends, withError, curves, around, fromZero, extent, ticks, zoomed, dash,
   };
 })();

@@ -1,0 +1,80 @@
+"""Writes the table of docs/howto/tasks.md from results/language.
+
+python tools/language.py --keep runs/language  # keeps finished runs of a comparison as results
+python tools/language.py                       # writes the table
+python tools/language.py --check               # fails if the page differs
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gossamer.report.curves import last, mean, standard_error
+from gossamer.report.groups import Group, grouped
+from gossamer.report.kept import keep
+from gossamer.report.reading import read_run
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "howto" / "tasks.md"
+KEPT = ROOT / "results" / "language"
+NAMES = {"fedavg": "FedAvg", "spdst": "SPDST, density 0.1", "spafl": "SpaFL"}
+
+
+def table() -> str:
+    """A row for each method, means over seeds."""
+    groups = grouped([read_run(path) for path in sorted(KEPT.glob("*.json"))])
+    lines = [
+        "| method | perplexity, global | perplexity, personal | Mbit up | Mbit down | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method, title in NAMES.items():
+        (group,) = (each for each in groups if each.first.method == method)
+        cells = [_scores(group, "global_score"), _scores(group, "personal_mean")]
+        cells += [_bits(group, "up"), _bits(group, "down"), str(len(group.runs))]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    rounds, facts = groups[0].first.done, groups[0].first.started
+    lines.append(
+        f"\nAfter {rounds} rounds of 10 clients; {facts['parameters']:,} parameters, of which "
+        f"{facts['prunable']:,} may be pruned; means ± one standard error."
+    )
+    return "\n".join(lines)
+
+
+def _scores(group: Group, name: str) -> str:
+    values = [value for run in group.sound if (value := last(run.curve(name))) is not None]
+    error = standard_error(values)
+    return f"{mean(values):.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _bits(group: Group, name: str) -> str:
+    value = mean(last(run.curve(name)) for run in group.sound)
+    assert value is not None
+    return f"{value / 1e6:,.4g}"
+
+
+def page() -> str:
+    """The page with the table."""
+    before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- language -->\n")
+    _, end, after = rest.partition("<!-- /language -->")
+    return f"{before}{mark}\n{table()}\n\n{end}{after}"
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--keep"]:
+        for path in sorted(Path(sys.argv[2]).glob("*/*")):
+            if path.is_dir() and (run := read_run(path)).finished:
+                keep(run, KEPT / f"{run.method}-{run.seed}.json")
+        return 0
+    made = page()
+    if "--check" in sys.argv:
+        if made != PAGE.read_text(encoding="utf-8"):
+            print(f"{PAGE} differs from results/language", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
