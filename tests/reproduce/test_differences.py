@@ -15,7 +15,7 @@ def run(method: str, seed: int, accuracy: float, diverged: str = "") -> Run:
         f"{method}-{seed}",
         {"method": method, "seed": seed, "rounds": 1, "parameters": 9},
         {"diverged": diverged},
-        {"global_accuracy": {0: 0.1, 1: accuracy}},
+        {"global_score": {0: 0.1, 1: accuracy}},
     )
 
 

@@ -14,12 +14,12 @@ pytest.importorskip("matplotlib")
 
 def run(seed: int, own: bool = False, masks: bool = False) -> Run:
     curves: dict[str, dict[int, float]] = {
-        "global_accuracy": {1: 0.4 + 0.1 * seed, 5: 0.6},
+        "global_score": {1: 0.4 + 0.1 * seed, 5: 0.6},
         **{name: {1: 1e6, 5: 5e6} for name in ("up", "down")},
         "density": {1: 1.0, 5: 0.5},
     }
     if own:
-        curves["personal_mean"] = curves["global_accuracy"]
+        curves["personal_mean"] = curves["global_score"]
         curves["personal_density"] = {5: 0.3}
     if masks:
         curves["mismatch"] = {1: 0.3, 5: 0.1}

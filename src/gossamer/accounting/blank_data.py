@@ -33,7 +33,7 @@ class Blank:
     augment: Augment | None = None
     budgets: Floats | None = None
     label: Tensor = NO_CLASS
-    """A label of zeros, as `blank_labels` gives it for one example."""
+    """A label of zeros, as `Task.blank_labels` gives it for one example."""
 
     @cached_property
     def pool(self) -> Sequence[Client]:

@@ -20,7 +20,6 @@ from gossamer.data.inputs import Floats
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.task import Task
-from gossamer.task.goal import blank_labels
 
 PROBE = 12
 """Rounds after the first that must cost the same before the rest is extrapolated."""
@@ -52,7 +51,7 @@ def price(
         options: How operations and time are counted.
         budgets: The density that each client can afford; 1 unless given.
     """
-    label = blank_labels(task, task.layout.input.blank(1))
+    label = task.blank_labels(task.layout.input.blank(1))
     federation = Blank(task.layout.input, classes, pool, examples, budgets=budgets, label=label)
     return price_run(Run(method, task, federation, rounds=rounds, options=options))
 

@@ -48,7 +48,6 @@ from gossamer.engine.files import Damaged
 from gossamer.engine.resuming import LOG, ROUNDS, judged
 from gossamer.report.columns import table
 from gossamer.task import Task
-from gossamer.task.goal import blank_labels
 from gossamer.task.metrics import titled
 from gossamer.wire import Mode
 
@@ -144,7 +143,7 @@ def _priced(config: Config, options: Any) -> tuple[Price, int]:
     example = torch.zeros((2, *shape), dtype=dtype)
     start = start_of(experiment.start, experiment.model)
     task = Task.of(module, example, prunable=patterns or None, goal=goal, start=start)
-    label = blank_labels(task, task.layout.input.blank(1))
+    label = task.blank_labels(task.layout.input.blank(1))
     run = Run(
         method,
         task,

@@ -22,7 +22,6 @@ from gossamer.accounting import Entry
 from gossamer.core import AnyMethod, Client, Ctx, Data, Examples, Exchange
 from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.run_record import Run
-from gossamer.task.goal import blank_labels
 from gossamer.wire import (
     Drawn,
     Packed,
@@ -116,7 +115,7 @@ class Expected:
 def _nothing(ctx: Ctx) -> Data:
     """Blank data of the model's shape."""
     x = ctx.task.layout.input.blank(EXAMPLES)
-    blank = Examples(x, blank_labels(ctx.task, x))
+    blank = Examples(x, ctx.task.blank_labels(x))
     return Data(blank, blank, blank)
 
 

@@ -75,10 +75,9 @@ class FedPM:
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        if self.training.momentum or self.training.weight_decay:
-            raise ValueError("Adam has no `momentum=` and `weight_decay=`; leave both at 0")
-        if self.training.optimiser != "sgd":
-            raise ValueError("fedpm trains scores by an Adam of its own; leave out `optimiser=`")
+        training = self.training
+        if training.momentum or training.weight_decay or training.optimiser != "sgd":
+            raise ValueError("fedpm has an Adam of its own; leave out `momentum=` and its like")
         sparse_model.prunable(ctx)
         layout, theta = ctx.task.layout, {}
         for name in fan_ins(layout):
@@ -164,8 +163,7 @@ class FedPM:
     def weights(self, ctx: Ctx) -> Params:
         """The model without masks, from the common seed, or the module's own weights."""
         params = ctx.task.init(ctx.common.fold("init"))
-        signed = fan_ins(ctx.task.layout) if ctx.task.start == "seed" else {}
-        for name, fan_in in signed.items():
+        for name, fan_in in fan_ins(ctx.task.layout).items() if ctx.task.start == "seed" else ():
             generator = ctx.common.fold("signs", name).generator()
             signs = torch.randint(2, params[name].shape, generator=generator) * 2 - 1
             params[name] = signs.to(params[name].dtype) * (self.gain / math.sqrt(fan_in))

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gossamer.core import Key
 from gossamer.task import metrics
 from gossamer.task.metrics import IGNORED, Metric, Numbers, aligned
 
 if TYPE_CHECKING:
-    from gossamer.task.task import Task
+    pass
 
 Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Kind: TypeAlias = Literal["classification", "language", "multilabel", "regression"]
@@ -260,17 +259,6 @@ _FORMS: Mapping[str, tuple[str, Callable[[Tensor, Tensor], bool]]] = {
         lambda out, y: aligned(out, y).shape == y.shape and y.is_floating_point(),
     ),
 }
-
-
-def blank_labels(task: Task, x: Tensor) -> Tensor:
-    """Labels of zeros in the form that a task needs; `x` are inputs of zeros."""
-    if task.goal.kind == "classification":
-        return torch.zeros(1, dtype=torch.int64).expand(len(x))
-    params = task.own(task.init(Key(0)))
-    few = task.logits(params, x[:1].to(task.device)).detach().cpu()
-    tokens = task.goal.kind == "language"
-    like = few.new_zeros(few.shape[:2], dtype=torch.int64) if tokens else torch.zeros_like(few)
-    return like.expand(len(x), *like.shape[1:])
 
 
 def goal_of(name: str) -> Goal:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,14 @@ class Gradients(NamedTuple):
 
     loss: Tensor
     grads: Params
+
+
+class Computed(TypedDict, total=False):
+    """How a task is computed."""
+
+    precision: Precision
+    device: str
+    arithmetic: Arithmetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +90,9 @@ class Task:
         *,
         criterion: Criterion | None = None,
         prunable: Sequence[str] | Callable[[Leaf], bool] | None = None,
-        precision: Precision = "f32",
-        device: str = "cpu",
-        arithmetic: Arithmetic = "auto",
         start: Start = "module",
         goal: Goal | str = CLASSIFICATION,
+        **computed: Unpack[Computed],
     ) -> Task:
         """A task whose layout is traced with a batch of example inputs.
 
@@ -95,23 +101,32 @@ class Task:
             example: inputs of at least one example.
             criterion: to train by, if it is not that of the goal.
             prunable: which tensors may be pruned, if not all convolutions and linear layers.
-            precision: of training and evaluation.
-            device: to compute on.
-            arithmetic: torch, or the package's own kernels.
             start: first weights: `module` keeps those that the module has, `seed` draws new ones
                 from the seed of a run, and a path reads a `.safetensors` file or a run's folder.
             goal: what it is trained for and judged by: a `Goal`, or the name of one.
+            computed: `precision` of training and evaluation, the `device` to compute on, and
+                `arithmetic`: torch, or the package's own kernels.
         """
         layout = Layout.trace(module, example, prunable)
         if start not in first_weights.KINDS:
             module = first_weights.loaded(module, start, layout)
         goal = goal_of(goal) if isinstance(goal, str) else goal
         goal = goal if criterion is None else replace(goal, criterion=criterion)
-        by = goal.trained_by()
-        task = cls(module, by, layout, precision, device, arithmetic, start, goal)
+        task = cls(module, goal.trained_by(), layout, start=start, goal=goal, **computed)
         if start != "seed":
             _ = task._first  # now, since the module may be changed afterwards
         return task
+
+    def blank_labels(self, x: Tensor) -> Tensor:
+        """Labels of zeros in the form that the task needs; `x` are inputs of zeros."""
+        kind = self.goal.kind
+        if kind == "classification":
+            return torch.zeros(1, dtype=torch.int64).expand(len(x))
+        params = self.own(self.init(Key(0)))
+        few = self.logits(params, x[:1].to(self.device)).detach().cpu()
+        tokens = kind == "language"
+        like = few.new_zeros(few.shape[:2], dtype=torch.int64) if tokens else torch.zeros_like(few)
+        return like.expand(len(x), *like.shape[1:])
 
     def copy(self) -> Task:
         """The same task with its own module, for another thread; constants are shared."""
