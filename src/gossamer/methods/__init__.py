@@ -13,6 +13,7 @@ from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.fedmef import FedMef
 from gossamer.methods.fedmef import sparing as fedmef_sparing
+from gossamer.methods.fedmrn import FedMRN
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
@@ -37,6 +38,8 @@ from gossamer.methods.pffdst import PFFDST
 from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.scaffold import Scaffold
 from gossamer.methods.spafl import SpaFL
+from gossamer.methods.sparsyfed import SparsyFed
+from gossamer.methods.ssfl import SSFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
 
@@ -85,6 +88,9 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "heterofl": HeteroFL(),
     "fjord": FjORD(),
     "fedrolex": FedRolex(),
+    "fedmrn": FedMRN(),
+    "ssfl": SSFL(),
+    "sparsyfed": SparsyFed(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -101,6 +107,7 @@ __all__ = [
     "FedBN",
     "FedDST",
     "FedDrop",
+    "FedMRN",
     "FedMef",
     "FedOpt",
     "FedPM",
@@ -119,9 +126,11 @@ __all__ = [
     "Mixture",
     "NST",
     "PFFDST",
+    "SSFL",
     "PruneFL",
     "Scaffold",
     "SpaFL",
+    "SparsyFed",
     "SubFedAvg",
     "ZeroFL",
 ]
