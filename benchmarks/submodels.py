@@ -25,7 +25,7 @@ from gossamer.engine.client import server_ctx, train
 BUDGETS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 METHODS = ("heterofl", "fjord", "fedrolex")
 MODEL, SHAPE, CLASSES = "conv6", (3, 32, 32), 10
-EXAMPLES, BATCH, TURNS = 100, 20, 3
+EXAMPLES, BATCH, TURNS = 300, 20, 3
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

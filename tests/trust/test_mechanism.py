@@ -184,7 +184,7 @@ def test_clipped_bits_are_right_on_average() -> None:
 COVERED = {
     *("fedavg", "fedprox", "fedavgm", "fedopt", "fedadam-kingma", "fedadam-reddi", "fedyogi"),
     *("fedadagrad", "spafl", "lg_fedavg", "random_mask", "pffdst", "pffdst-no-freezing", "fedpm"),
-    *("pdst", "scaffold", "fedbn", "fedrep", "ditto", "heterofl", "fjord", "fedrolex"),
+    *("pdst", "scaffold", "fedbn", "fedrep", "ditto", "heterofl", "fjord", "fedrolex", "ssfl"),
 }
 
 

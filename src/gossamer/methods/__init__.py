@@ -14,6 +14,7 @@ from gossamer.methods.feddrop import paper as feddrop_paper
 from gossamer.methods.feddst import FedDST, random_mask
 from gossamer.methods.fedmef import FedMef
 from gossamer.methods.fedmef import sparing as fedmef_sparing
+from gossamer.methods.fedmrn import FedMRN
 from gossamer.methods.fedopt import FedOpt, reddi
 from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
@@ -42,6 +43,8 @@ from gossamer.methods.prunefl import PruneFL
 from gossamer.methods.scaffold import Scaffold
 from gossamer.methods.signsgd import SignSGD
 from gossamer.methods.spafl import SpaFL
+from gossamer.methods.sparsyfed import SparsyFed
+from gossamer.methods.ssfl import SSFL
 from gossamer.methods.subfedavg import SubFedAvg
 from gossamer.methods.zerofl import ZeroFL
 
@@ -95,6 +98,9 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedavg-lora": FedAvg(training=LORA_TRAINING),
     "ffa_lora": FFALoRA(training=LORA_TRAINING),
     "flasc": FLASC(),
+    "fedmrn": FedMRN(),
+    "ssfl": SSFL(),
+    "sparsyfed": SparsyFed(),
 }
 """The methods of the papers, with the presets that the papers themselves name."""
 
@@ -113,6 +119,7 @@ __all__ = [
     "FedBN",
     "FedDST",
     "FedDrop",
+    "FedMRN",
     "FedMef",
     "FedOpt",
     "FedPM",
@@ -131,10 +138,12 @@ __all__ = [
     "Mixture",
     "NST",
     "PFFDST",
+    "SSFL",
     "PruneFL",
     "Scaffold",
     "SignSGD",
     "SpaFL",
+    "SparsyFed",
     "SubFedAvg",
     "ZeroFL",
 ]

@@ -31,6 +31,9 @@ GAIN = sqrt(2 / (1 - 1 / pi))
 LEAST = 1e-6
 """Added to variances for numerical stability: equal weights have variance zero."""
 
+AS_WEIGHTS = -1.0
+"""In place of a share to discard: the share of the layer's weights that are zero."""
+
 _lock = threading.Lock()
 _tasks: WeakKeyDictionary[Task, dict[float, Task]] = WeakKeyDictionary()
 
@@ -50,8 +53,18 @@ def pruned(task: Task, share: float) -> Task:
     """
     if not 0 <= share < 1:
         raise ValueError(f"a share of activations is at least 0 and below 1, not {share:g}")
-    if not share:
-        return task
+    return _forgetful(task, share) if share else task
+
+
+def as_sparse(task: Task) -> Task:
+    """The same task, with layers that store as large a share of their inputs as of their weights.
+
+    That is the share of weights that are not zero when a layer is called; otherwise as `pruned`.
+    """
+    return _forgetful(task, AS_WEIGHTS)
+
+
+def _forgetful(task: Task, share: float) -> Task:
     with _lock:
         known = _tasks.setdefault(task, {})
         if share in known:
@@ -134,7 +147,10 @@ _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 
 
 def _apply(layer: nn.Module, x: Tensor, how: _Sliding | None) -> Tensor:
-    output: Tensor = _Product.apply(x, layer.weight, layer.bias, layer.forgets, how)  # type: ignore[no-untyped-call]
+    share: float = layer.forgets  # type: ignore[assignment]
+    if share == AS_WEIGHTS:
+        share = 1 - torch.count_nonzero(layer.weight).item() / layer.weight.numel()  # type: ignore[arg-type, operator]
+    output: Tensor = _Product.apply(x, layer.weight, layer.bias, share, how)  # type: ignore[no-untyped-call]
     return output
 
 

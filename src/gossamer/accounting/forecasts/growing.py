@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.accounting.forecast import Forecast, Labels, Learned, Repeated
 from gossamer.core import AnyMethod, Ctx
-from gossamer.methods import FedPM, FedSparse, Laplace, SpaFL
+from gossamer.methods import FedMRN, FedPM, FedSparse, Laplace, SpaFL
 from gossamer.methods.as_published.fedpm import FedPMVariants
 from gossamer.methods.as_published.fedsparse import FedSparseVariants
 from gossamer.methods.as_published.priors import LaplaceVariants
@@ -28,6 +28,12 @@ def drawn_masks(method: AnyMethod, ctx: Ctx) -> Learned:
     """FedPM: how well masks can be compressed depends on the probabilities that clients learn."""
     what = "masks are learned: from certain ones, which cost nothing, to a bit per weight"
     return Learned(what, moves=("Up.masks",), flops=True)
+
+
+def noise_masks(method: AnyMethod, ctx: Ctx) -> Learned:
+    """FedMRN: how well masks can be compressed depends on the updates that clients learn."""
+    what = "masks are learned: from certain ones, which cost nothing, to a bit per weight"
+    return Learned(what, moves=("Up.masks",))
 
 
 def densities(method: AnyMethod, ctx: Ctx) -> Learned:
@@ -58,6 +64,7 @@ FORECASTS: dict[type, Forecast] = {
     **dict.fromkeys((Laplace, LaplaceVariants), Forecast(learned=moved_weights)),
     **dict.fromkeys((FedSparse, FedSparseVariants), Forecast(learned=open_groups)),
     **dict.fromkeys((FedPM, FedPMVariants), Forecast(learned=drawn_masks)),
+    FedMRN: Forecast(learned=noise_masks),
     SpaFL: Forecast(spafl, densities),
     SpaFLVariants: Forecast(spafl_variants, densities),
 }

@@ -9,7 +9,7 @@ from gossamer.accounting.forecast import Forecast, Labels, Learned
 from gossamer.accounting.forecasts.personal import MOVES
 from gossamer.accounting.forecasts.stages import stages
 from gossamer.core import Ctx
-from gossamer.methods import PFFDST, FedDST, Flash
+from gossamer.methods import PFFDST, SSFL, FedDST, Flash, SparsyFed
 from gossamer.methods.as_published.feddst import FedDSTVariants
 from gossamer.methods.as_published.flash import FlashVariants
 from gossamer.methods.as_published.pffdst import PFFDSTVariants
@@ -86,6 +86,31 @@ def flash_variants_learned(method: FlashVariants, ctx: Ctx) -> Learned | None:
     return flash_learned(method.pure, ctx)
 
 
+def ssfl(method: SSFL, ctx: Ctx, last: int) -> Labels:
+    """Scores in the first round; a mask goes down to a client that has not trained yet."""
+    if ctx.round == 1:
+        return "scores", "scores"
+    return "held" if last > 1 else "mask", "model"
+
+
+def ssfl_learned(method: SSFL, ctx: Ctx) -> Learned:
+    """Which layers the mask is in, and so what it and operations cost, depends on the scores."""
+    what = "the mask is learned: it and FLOPs are those of equal scores"
+    return Learned(what, moves=("Train.mask",), flops=True)
+
+
+def sparsyfed(method: SparsyFed, ctx: Ctx, last: int) -> Labels:
+    """The first model is dense; later ones have the weights that some client kept."""
+    return ctx.round == 1, ctx.round == 1
+
+
+def sparsyfed_learned(method: SparsyFed, ctx: Ctx) -> Learned:
+    """How far the masks of clients differ decides how dense the server's model is."""
+    what = "clients choose masks: the model has what one of them keeps, from the density to all"
+    moves, least = ("Down.mask", "Up.mask"), method.density
+    return Learned(what, values=("Down.model.values",), moves=moves, least=least, flops=True)
+
+
 def pffdst(method: PFFDST, ctx: Ctx, last: int) -> Labels:
     """By the stage of the masks, and whether a client holds them and the frozen part."""
     at, here = stages(_phases(method), ctx), ctx.round
@@ -135,6 +160,8 @@ FORECASTS: dict[type, Forecast] = {
     FedDSTVariants: Forecast(feddst_variants, feddst_variants_learned),
     Flash: Forecast(flash, flash_learned),
     FlashVariants: Forecast(flash_variants, flash_variants_learned),
+    SSFL: Forecast(ssfl, ssfl_learned),
+    SparsyFed: Forecast(sparsyfed, sparsyfed_learned),
     PFFDST: Forecast(pffdst, pffdst_learned),
     PFFDSTVariants: Forecast(pffdst_variants, pffdst_variants_learned),
 }
