@@ -101,7 +101,7 @@ def _phases(method: PFFDST) -> Phases:
         density=method.density,
         ratio=method.ratio,
         every=method.every,
-        until=method.until,
+        server_until=method.server_until,
     )
 
 
