@@ -101,7 +101,7 @@ def _phases(method: PFFDST) -> Phases:
         density=method.density,
         ratio=method.ratio,
         every=method.every,
-        server_until=method.server_until,
+        trim_at=method.trim_at,
     )
 
 
