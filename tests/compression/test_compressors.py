@@ -212,6 +212,7 @@ def test_what_is_no_compressor_is_refused(text: str, words: str) -> None:
 def test_both_directions_are_read() -> None:
     assert directions("topk:0.1+ef") == ("topk:0.1+ef", "")
     assert directions("up=topk:0.1,down=qsgd:4:128") == ("topk:0.1", "qsgd:4:128")
+    assert directions("topk:0.1/qsgd:4") == ("topk:0.1", "qsgd:4")
     assert directions("down=sign") == ("", "sign")
     with refused("up=COMPRESSOR,down=COMPRESSOR"):
         directions("sideways=sign")

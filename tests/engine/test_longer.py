@@ -46,8 +46,8 @@ def test_every_method_goes_on_to_the_same_bits_or_says_why_not(name: str, tmp_pa
 SPANNING = {
     "feddst": "--readjust-until 0.5",
     "fedspa": "--search-rate 0.5",
-    "pffdst": "--freezing and --until",
-    "pffdst-no-freezing": "--until",
+    "pffdst": "--freezing and --trim-at",
+    "pffdst-no-freezing": "--trim-at",
     "zerofl": "--schedule exponential-to",
     "spdst": "--schedule exponential-to",
     "nst-variants": "--schedule exponential-to",

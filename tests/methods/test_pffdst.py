@@ -121,7 +121,7 @@ def test_every_scope_ends_with_the_density_asked_for(scope: Any) -> None:
 
 
 def test_readjusting_moves_the_mask_and_new_weights_start_from_zero() -> None:
-    method = PFFDST(density=0.4, every=2, until=0.5)
+    method = PFFDST(density=0.4, every=2, trim_at=0.5)
     before: Server | None = None
     moved = 0
     for number, _, state in echoes(method, plain_task(), 16):
@@ -218,7 +218,7 @@ def test_the_frozen_part_is_sent_once_to_each_client_and_charged() -> None:
 
 
 def test_who_holds_the_frozen_mask_is_told_of_free_places_only(tmp_path: Path) -> None:
-    method = PFFDST(clients=12, training=QUICK, density=0.6, every=1, until=1.0)
+    method = PFFDST(clients=12, training=QUICK, density=0.6, every=1, trim_at=1.0)
     run(method, plain_task(), Tiny(), rounds=12, out=tmp_path, options=Options(eval_every=0))
     log = [
         event for event in read(tmp_path / "events.jsonl") if event["event"] == "client-finished"
@@ -330,7 +330,7 @@ def test_variants_with_their_defaults_give_the_bits_of_the_method(
     readjust: Any, freezing: bool, task: Any
 ) -> None:
     common: dict[str, Any] = {"clients": 4, "training": QUICK}
-    schedule: dict[str, Any] = {"density": 0.4, "every": 1, "until": 0.5}
+    schedule: dict[str, Any] = {"density": 0.4, "every": 1, "trim_at": 0.5}
     schedule |= {"readjust": readjust, "freezing": freezing}
     pure, varied = (
         run(method, task(), Tiny(), rounds=8, options=Options(eval_every=0))

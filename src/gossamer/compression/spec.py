@@ -54,9 +54,13 @@ class Spec:
 
 
 def directions(text: str) -> tuple[str, str]:
-    """Compressors up and down: `topk:0.01+ef`, or `up=topk:0.01+ef,down=qsgd:16`."""
+    """Compressors up and down: `topk:0.01+ef`, or `up=topk:0.01+ef,down=qsgd:16`.
+
+    The latter is also `topk:0.01+ef/qsgd:16`, for places where commas have another meaning.
+    """
     if "=" not in text:
-        return text, ""
+        up, _, down = text.partition("/")
+        return up, down
     ways = {"up": "", "down": ""}
     for part in text.split(","):
         way, _, spec = part.partition("=")

@@ -53,7 +53,7 @@ class PFFDST:
     readjust: Literal["server", "client"] = option("server", "who readjusts masks")
     ratio: float = option(0.5, "fraction that the server readjusts", least=0, most=1)
     every: int = option(10, "rounds between readjustments by the server", least=1)
-    until: float = option(0.25, "fraction of a phase with such readjustments", least=0, most=1)
+    trim_at: float = option(0.25, "part of a phase with such readjustments", least=0, most=1)
     readjustment: Readjustment = Readjustment()
     training: Training = replace(TRAINING, epochs=2)
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
@@ -78,7 +78,7 @@ class PFFDST:
     @property
     def spans_rounds(self) -> str:
         """Its phases, and how long masks are readjusted in them."""
-        return fields.listed("--freezing" * self.freezing, "--until", self.training.spans_rounds)
+        return fields.listed("--freezing" * self.freezing, "--trim-at", self.training.spans_rounds)
 
     def clock(self, ctx: Ctx) -> tuple[int, int, int]:
         """The phase, 1 or 2; the round in it, from 1; and R, the rounds it has."""
@@ -142,7 +142,7 @@ class PFFDST:
             masks = sparsity.largest(state.params, counts, state.masks, frozen)
             return state if sparse_model.same(masks, state.masks) else changed(state, masks, masks)
         _, number, rounds = self.clock(ctx)
-        last = number >= max(1, round(self.until * rounds))  # R_end
+        last = number >= max(1, round(self.trim_at * rounds))  # R_end
         if not self.extra or state.trimmed or not (last or number % self.every == 0):
             return state
         active, key = sparsity.count(state.masks), ctx.key.fold("grow")

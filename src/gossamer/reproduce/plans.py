@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ EQUAL = ("rounds", "training")
 """What all methods have equally many of: rounds, or rounds that train."""
 
 
+_OWN = re.compile(r"(?<=.):(?=[\w -]*=)")
+
+
 @dataclass(frozen=True)
 class Contender:
     """One entry of a comparison: a method or a configuration file, and settings of its own."""
@@ -54,7 +58,7 @@ class Contender:
     @property
     def name(self) -> str:
         """The name of its folder, such as `spdst,density=0.1`."""
-        place = self.word if not self.own else self.word.rpartition(":")[0]
+        place, _ = _split(self.word)
         head = Path(place).stem if self.file else self.config.method.rpartition(":")[2]
         return ",".join([head, *(f"{key}={value}" for key, value in self.own.items())])
 
@@ -84,9 +88,9 @@ def contender(word: str) -> Contender:
         KeyError: a method is unknown.
         FileNotFoundError: there is no such file.
     """
-    head, _, tail = word.rpartition(":")
+    target, tail = _split(word)
     own: dict[str, str] = {}
-    if head and "=" in tail:
+    if tail:
         for part in tail.split(","):
             name, equals, value = part.partition("=")
             if not (name and equals and value):
@@ -94,11 +98,16 @@ def contender(word: str) -> Contender:
                     f"{part!r} in {word!r} sets nothing; write e.g. spafl:alpha=0.002,lr=0.01"
                 )
             own[name.strip().replace("-", "_")] = value.strip()
-    target = head if own else word
     if target.endswith(".toml"):
         return Contender(word, read(locate(target)), own, file=True)
     find_method(target)
     return Contender(word, Config(target), own, file=False)
+
+
+def _split(word: str) -> tuple[str, str]:
+    """What is compared, and its own settings: behind the first colon that a `name=` follows."""
+    found = _OWN.search(word)
+    return (word[: found.start()], word[found.start() + 1 :]) if found else (word, "")
 
 
 def plans(

@@ -126,7 +126,7 @@ def _phases(method: PFFDST) -> Phases:
         density=method.density,
         ratio=method.ratio,
         every=method.every,
-        until=method.until,
+        trim_at=method.trim_at,
     )
 
 

@@ -73,5 +73,5 @@ def _due(phases: Phases, phase: int, number: int, length: int) -> int:
         return 2 if phase == 2 else 0
     if not phases.pure.extra or (phase == 2 and not phases.readjust_second):
         return 0
-    last = number >= max(1, round(phases.until * length))
+    last = number >= max(1, round(phases.trim_at * length))
     return 2 if last else int(number % phases.every == 0)

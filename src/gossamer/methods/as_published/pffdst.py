@@ -327,7 +327,7 @@ def code_parity(method: PFFDSTVariants) -> PFFDSTVariants:
 def released() -> PFFDSTVariants:
     """The run that the flags of the released code's own example amount to."""
     code = code_parity(PFFDSTVariants())
-    return replace(code, phases=replace(code.phases, until=0.5, readjust_second=False))
+    return replace(code, phases=replace(code.phases, trim_at=0.5, readjust_second=False))
 
 
 ENTRIES: dict[str, Any] = {

@@ -28,7 +28,7 @@ class Phases:
     )
     ratio: float = option(0.5, "fraction that the server readjusts", least=0, most=1)
     every: int = option(10, "rounds between readjustments by the server", least=1)
-    until: float = option(0.25, "fraction of a phase with such readjustments", least=0, most=1)
+    trim_at: float = option(0.25, "part of a phase with such readjustments", least=0, most=1)
     readjust_second: bool = option(
         True, "the server readjusts in the second phase too; else all its first weights stay"
     )
@@ -54,7 +54,7 @@ class Phases:
             readjust="client" if self.readjust == "client" else "server",
             ratio=self.ratio if self.readjust == "server" else 0.0,
             every=self.every,
-            until=self.until,
+            trim_at=self.trim_at,
             readjustment=self.readjustment.pure,
         )
 
@@ -106,7 +106,7 @@ class Phases:
         if self.readjust == "client":
             return self.pure.readjusted(ctx, state, self.quotas(ctx, self.target(ctx)))
         phase, number, rounds = self.clock(ctx)
-        last = number >= max(1, round(self.until * rounds))
+        last = number >= max(1, round(self.trim_at * rounds))
         due = (last or number % self.every == 0) and (phase == 1 or self.readjust_second)
         if not self.pure.extra or state.trimmed or not due:
             return state
