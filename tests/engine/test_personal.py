@@ -168,7 +168,8 @@ def test_a_client_that_keeps_something_may_still_have_the_global_model(
     store.put(3, 2, dump(Notes({"bias": state.params["bias"].clone()})))
     again = evaluate(server_ctx(task), state, store)
     alone = right(state.params, federation.client(3).test).mean().item()
-    assert again == replace(nobody, personal_density=1.0, local_mean=pytest.approx(alone))
+    own = {"personal_density": 1.0, "personal_densities": [1.0] * again.clients}
+    assert again == replace(nobody, **own, local_mean=pytest.approx(alone))
 
 
 def test_the_global_model_of_a_client_that_keeps_something_is_not_run_again(tmp_path: Path) -> None:
