@@ -22,6 +22,7 @@ from gossamer.core import Ensemble, Examples, Params
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.export.model import Model
 from gossamer.export.sparse import SUFFIX, sparse
+from gossamer.named import called
 
 FORMATS = (".safetensors", ".pt2", ".onnx", SUFFIX)
 FACTS = "gossamer"
@@ -112,7 +113,11 @@ def accuracy(predict: Callable[[Tensor], Tensor], test: Examples) -> float:
     starts = range(0, len(test), BATCH)
     with torch.inference_mode():
         right = [
-            int((predict(test.x[at : at + BATCH]).argmax(-1) == test.y[at : at + BATCH]).sum())
+            int(
+                (
+                    called(predict, test.x[at : at + BATCH]).argmax(-1) == test.y[at : at + BATCH]
+                ).sum()
+            )
             for at in starts
         ]
     return sum(right) / len(test)
@@ -187,6 +192,10 @@ def _aside() -> Iterator[None]:
 
 def _exported(model: Model) -> torch.export.ExportedProgram:
     """The forward pass for any number of examples."""
+    if model.task.layout.input.named:
+        raise ValueError(
+            "programs take one tensor of inputs, and this model several; write .safetensors"
+        )
     example = model.test.x[:2].clone()  # a view would be saved with all of the data
     if len(example) < 2:
         raise ValueError("exporting a program needs two test examples, and there are fewer")
