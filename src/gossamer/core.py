@@ -108,7 +108,7 @@ class Examples:
 
     @property
     def x(self) -> Tensor:
-        if not isinstance(self._x, Tensor):
+        if callable(self._x):
             self._x = self._x(None)
         return self._x
 
@@ -122,7 +122,7 @@ class Examples:
     def take(self, order: npt.NDArray[np.int64]) -> Examples:
         """The examples at some places, in that order."""
         places = torch.from_numpy(order)
-        x = rows(self._x, places) if isinstance(self._x, Tensor) else self._x(order)
+        x = self._x(order) if callable(self._x) else rows(self._x, places)
         return Examples(x, self.y.index_select(0, places))
 
 

@@ -26,6 +26,8 @@ def chain_of(module: nn.Module, layout: Layout) -> Chain:
     Raises:
         Unsupported: it does something that the kernels cannot.
     """
+    if layout.input.named:
+        raise Unsupported("it takes several tensors by name")
     if layout.input.dtype != torch.float32 or len(layout.input.shape) not in (1, 3):
         raise Unsupported(f"inputs of shape {layout.input.shape} and type {layout.input.dtype}")
     try:

@@ -6,6 +6,7 @@
 """
 
 from gossamer.data.arrays import Arrays, Index, Labels, Pool, Split
+from gossamer.data.columns import columns
 from gossamer.data.division import Partition
 from gossamer.data.download import DownloadError
 from gossamer.data.federation import Augment, Federation
@@ -42,6 +43,7 @@ __all__ = [
     "Synthetic",
     "Tensors",
     "Tokens",
+    "columns",
     "federate",
     "federation",
     "get",

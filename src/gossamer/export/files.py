@@ -22,6 +22,7 @@ from gossamer.core import Ensemble, Examples, Params
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.export.model import Model
 from gossamer.export.sparse import SUFFIX, sparse
+from gossamer.named import called
 from gossamer.task import CLASSIFICATION, Goal
 
 FORMATS = (".safetensors", ".pt2", ".onnx", SUFFIX)
@@ -127,7 +128,7 @@ def score(predict: Callable[[Tensor], Tensor], test: Examples, goal: Goal) -> fl
     with torch.inference_mode():
         for start in range(0, len(test), BATCH):
             rows = slice(start, start + BATCH)
-            predicted = goal.predictions(goal.outputs(predict(test.x[rows])))
+            predicted = goal.predictions(goal.outputs(called(predict, test.x[rows])))
             numbers.append(goal.headline.per_example(predicted, test.y[rows]))
     return goal.headline.figure(np.concatenate(numbers))
 
@@ -201,6 +202,10 @@ def _aside() -> Iterator[None]:
 
 def _exported(model: Model) -> torch.export.ExportedProgram:
     """The forward pass for any number of examples."""
+    if model.task.layout.input.named:
+        raise ValueError(
+            "programs take one tensor of inputs, and this model several; write .safetensors"
+        )
     example = model.test.x[:2].clone()  # a view would be saved with all of the data
     if len(example) < 2:
         raise ValueError("exporting a program needs two test examples, and there are fewer")

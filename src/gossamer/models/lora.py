@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -115,7 +115,7 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
     return [patterns] if isinstance(patterns, str) else patterns
 
 
-def _matched(pattern: str, found: Sequence[str], known: dict[str, nn.Module]) -> Sequence[str]:
+def _matched(pattern: str, found: Sequence[str], known: Iterable[str]) -> Sequence[str]:
     if not found:
         few = ", ".join(list(known)[:8])
         raise ValueError(

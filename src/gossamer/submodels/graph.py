@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from gossamer.named import tensors_of
 from gossamer.task.randomness import untouched_generators
 
 Calls = list[tuple[fx.Node, Any]]
@@ -67,6 +68,11 @@ def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]
     Raises:
         ValueError: the module's own forward cannot be traced.
     """
+    if tensors_of(example) is not None:
+        raise ValueError(
+            f"{type(module).__name__} takes several tensors by name, and units are followed "
+            f"through models of one input only"
+        )
     tensors = [*module.parameters(), *module.buffers()]
     # A copy that shares its tensors, which are only read here.
     shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})

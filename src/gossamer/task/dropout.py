@@ -13,7 +13,7 @@ class SeededDropout(nn.Module):
 
     def __init__(self, rate: float, whole_channels: bool) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate = self.p = rate  # modules of others read the p of their dropouts
         self.whole_channels = whole_channels
         self.reset(Key(0))
 

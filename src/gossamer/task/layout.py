@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
+from gossamer.named import named, tensors_of
 from gossamer.task.randomness import refuse_randomness
 from gossamer.task.tracing import Products, count_products
 
@@ -62,10 +63,21 @@ class Input:
     """Shape and type of one example."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    named: tuple[tuple[str, Input], ...] = ()
+    """The parts of inputs that are several tensors by name."""
+
+    @staticmethod
+    def of(example: Tensor) -> Input:
+        """From a batch of examples."""
+        parts = tensors_of(example) or {}
+        named = tuple((name, Input.of(tensor)) for name, tensor in parts.items())
+        return Input(tuple(example.shape[1:]), example.dtype, named)
 
     def blank(self, count: int) -> Tensor:
         """`count` examples of zeros, in the memory of one."""
+        if self.named:
+            return named({name: part.blank(count) for name, part in self.named})
         return torch.zeros((1, *self.shape), dtype=self.dtype).expand(count, *self.shape)
 
 
@@ -118,7 +130,7 @@ class Layout:
             )
         state = {name: leaf for name, leaf in leaves.items() if name not in constants}
         normed = any(isinstance(part, _BatchNorm) for part in module.modules())
-        layout = cls(state, normed, Input(tuple(example.shape[1:]), example.dtype), constants)
+        layout = cls(state, normed, Input.of(example), constants)
         return layout if prunable is None else layout.choose(prunable)
 
     def choose(self, prunable: Prunable) -> Layout:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossamer.named import called
+
 SEEDED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Modules the engine replaces by ones that draw from a key of the step."""
 
@@ -50,7 +52,7 @@ def refuse_randomness(module: nn.Module, batch: Tensor) -> None:
 
 def run(module: nn.Module, batch: Tensor) -> None:
     try:
-        module(batch)
+        called(module, batch)
     except Exception as error:
         first, *_ = (str(error) or type(error).__name__).splitlines()
         raise ValueError(

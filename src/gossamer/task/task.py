@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core import Batch, Examples, Key, Masks, Params
+from gossamer.named import called
 from gossamer.task import first_weights
 from gossamer.task.first_weights import Start
 from gossamer.task.goal import CLASSIFICATION, Criterion, Goal, goal_of
@@ -316,9 +317,9 @@ class Task:
         if self.image_format is torch.contiguous_format:
             x = x.contiguous()
         if self.precision == "f32":
-            return cast(Tensor, runner.module(x).float())
+            return called(runner.module, x).float()
         with torch.autocast(self.device, torch.bfloat16):
-            return cast(Tensor, runner.module(x).float())
+            return called(runner.module, x).float()
 
     @cached_property
     def image_format(self) -> torch.memory_format:
