@@ -1,8 +1,6 @@
-"""Writes the table of docs/howto/tasks.md from results/language.
+"""The table of docs/howto/tasks.md, from results/language; `tools/results.py` writes it.
 
-python tools/language.py --keep runs/language  # keeps finished runs of a comparison as results
-python tools/language.py                       # writes the table
-python tools/language.py --check               # fails if the page differs
+python tools/language.py runs/language  # keeps finished runs of a comparison as results
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from gossamer.report.kept import keep
 from gossamer.report.reading import read_run
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "howto" / "tasks.md"
 KEPT = ROOT / "results" / "language"
 NAMES = {"fedavg": "FedAvg", "spdst": "SPDST, density 0.1", "spafl": "SpaFL"}
 
@@ -53,28 +50,11 @@ def _bits(group: Group, name: str) -> str:
     return f"{value / 1e6:,.4g}"
 
 
-def page() -> str:
-    """The page with the table."""
-    before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- language -->\n")
-    _, end, after = rest.partition("<!-- /language -->")
-    return f"{before}{mark}\n{table()}\n\n{end}{after}"
-
-
-def main() -> int:
-    if sys.argv[1:2] == ["--keep"]:
-        for path in sorted(Path(sys.argv[2]).glob("*/*")):
-            if path.is_dir() and (run := read_run(path)).finished:
-                keep(run, KEPT / f"{run.method}-{run.seed}.json")
-        return 0
-    made = page()
-    if "--check" in sys.argv:
-        if made != PAGE.read_text(encoding="utf-8"):
-            print(f"{PAGE} differs from results/language", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+def main() -> None:
+    for path in sorted(Path(sys.argv[1]).glob("*/*")):
+        if path.is_dir() and (run := read_run(path)).finished:
+            keep(run, KEPT / f"{run.method}-{run.seed}.json")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import benchmark_tables as benchmarks
+import language
 import paper_tables as papers
 import privacy
 import robust
 import table
 
 import arithmetic
+import submodels
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -50,6 +52,8 @@ PAGES: Mapping[Path, Blocks] = {
         "masks": benchmarks.masks,
         "compact": benchmarks.compact,
     },
+    DOCS / "howto" / "tasks.md": {"language": language.table},
+    DOCS / "widths.md": {"submodels": submodels.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
 

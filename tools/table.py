@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 KEPT = ROOT / "docs" / "reference" / "methods.csv"
 HEAD = "| name |"
+PERSONAL = ("lg_fedavg", "spafl")
+"""Methods whose server has no model to use."""
 WORDS = 4
 """Columns before the figures."""
 
@@ -27,7 +29,7 @@ def figures(path: Path) -> dict[str, list[str]]:
 
 
 def _cells(row: Mapping[str, str]) -> Iterator[str]:
-    yield f"{float(row['global_accuracy']):.3f}"
+    yield "" if row["method"] in PERSONAL else f"{float(row['global_accuracy']):.3f}"
     yield f"{float(row['personal_mean']):.3f}"
     for direction in ("down", "up"):
         yield f"{float(row[direction]) / 1e6:,.4g}"
@@ -46,7 +48,8 @@ def _lines(lines: Iterable[str], known: Mapping[str, list[str]]) -> Iterator[str
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         name = cells[0].strip("`")
         if inside and cells[0] != name:
-            yield f"| {' | '.join([*cells[:WORDS], *known[name]])} |\n"
+            figures = known.get(name, [""] * (len(cells) - WORDS))
+            yield f"| {' | '.join([*cells[:WORDS], *figures])} |\n"
         else:
             yield line
 
