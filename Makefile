@@ -6,7 +6,8 @@ STAMP := .venv/.ready
 DEMO := .venv/.demo
 DOCS := .venv/.docs
 # What an installation is made from; the kernels are compiled again when their sources change.
-PACKAGE := pyproject.toml setup.py constraints.txt $(wildcard src/gossamer/arithmetic/native/*)
+PACKAGE := pyproject.toml setup.py constraints.txt \
+	$(wildcard src/gossamer/arithmetic/native/* src/gossamer/wire/numbers/native/*)
 
 .PHONY: setup demo test test-slow lint format bench results docs clean
 
