@@ -37,6 +37,21 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *body])
 
 
+def numbers() -> str:
+    """Speed and size of coded levels."""
+    found = read("numbers")
+    rows = [
+        [
+            each["case"],
+            str(each["levels"]),
+            f"{each['encode']:.0f} / {each['decode']:.0f}",
+            f"{each['over_entropy']:.4f}",
+        ]
+        for each in found["cases"]
+    ]
+    return markdown(["values", "levels", "encode / decode, MB/s", "size"], rows)
+
+
 def prose(text: str) -> str:
     """A paragraph in lines of at most 118 characters."""
     return textwrap.fill(text, 118, break_on_hyphens=False)

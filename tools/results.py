@@ -50,6 +50,7 @@ PAGES: Mapping[Path, Blocks] = {
         "small-clients": benchmarks.small_clients,
         "registered": benchmarks.registered,
         "masks": benchmarks.masks,
+        "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},

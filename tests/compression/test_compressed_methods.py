@@ -215,6 +215,14 @@ def test_memory_needs_tensors_that_stay_in_their_places() -> None:
         compress(METHODS["spdst"], up="topk:0.1+ef")
 
 
+def test_requests_must_be_the_same_for_all_clients() -> None:
+    with refused("requests of Flash have values on masks"):
+        compress(METHODS["spdst"], down="sign")
+    method = fields.replace(compress(METHODS["spafl"], down="sign"), {"clients": 2})
+    with refused("hold no parameters that all clients are sent alike"):
+        start(run_of(method, 2, mlp()))
+
+
 def test_other_refusals() -> None:
     with refused("compressed already"):
         compress(compress(METHOD, up="sign"), up="sign")

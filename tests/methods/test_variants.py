@@ -85,7 +85,7 @@ def test_variants_with_their_defaults_give_the_bits_of_the_method(
         assert all(map(torch.equal, model, other[0][id]))
 
 
-OTHERWISE = {"importance", "recipients", "mask_code", "uncharged"}
+OTHERWISE = {"importance", "recipients", "mask_code", "level_code", "uncharged"}
 """Options that variants have in another form: `importance_rule`, and accounting by its readings."""
 
 

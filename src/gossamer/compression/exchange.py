@@ -23,12 +23,13 @@ T = TypeVar("T")
 _NOBODY = Client(0, 0)
 
 
-def check(method: AnyMethod, remembers: bool) -> None:
+def check(method: AnyMethod, remembers: bool, requests: bool) -> None:
     """Raises ValueError unless clients send changes of numbers that they were sent.
 
     Args:
         method: The method to compress.
         remembers: Whether clients remember what their replies lost.
+        requests: Whether requests are compressed, too.
     """
     name = type(method).__name__
     sent, replied = _hint(method, "down"), _hint(method, "finish")
@@ -42,6 +43,11 @@ def check(method: AnyMethod, remembers: bool) -> None:
         raise ValueError(
             f"`compress=`: clients of {name} send values on masks, which may move, and so cannot "
             "remember what a reply lost; leave out +ef and +ef21"
+        )
+    if requests and any(kind is Packed for kind in _kinds(sent)):
+        raise ValueError(
+            f"`compress=`: requests of {name} have values on masks, which may move, and so no "
+            "differences to earlier ones; compress its replies only"
         )
     if declared(method).bits or not _paths(sent) & _paths(replies):
         raise ValueError(
@@ -68,13 +74,25 @@ def change(ctx: Ctx, down: Any, up: Any) -> Params:
 
 
 def compressible(ctx: Ctx, down: Any) -> Params:
-    """The whole tensors of a request that are compressed, by their places."""
-    packed = _packed(down)
+    """The parameters of the model in a request, which are compressed, by their places."""
+    layout = ctx.task.layout
     return {
         place: tensor
         for place, tensor in changes.numbers(changes.leaves_of(down)).items()
-        if tensor.dtype == torch.float32 and place not in packed and not _is_buffer(ctx, place)
+        if (name := _name(place)) in layout.parameters
+        and tensor.dtype == torch.float32
+        and tuple(tensor.shape) == tuple(layout[name].shape)
     }
+
+
+def check_shared(one: Params, other: Params) -> None:
+    """Raises ValueError unless the requests to two clients have the same parameters in them."""
+    alike = one.keys() == other.keys() and all(torch.equal(one[p], other[p]) for p in one)
+    if not one or not alike:
+        raise ValueError(
+            "requests of this method hold no parameters that all clients are sent alike, so there "
+            "is no copy that all of them could hold; compress its replies only"
+        )
 
 
 def check_alike(now: Params, before: Params) -> None:
@@ -148,7 +166,12 @@ def _packed(record: Any) -> set[str]:
 
 
 def _is_buffer(ctx: Ctx, place: str) -> bool:
-    return place.partition("[")[2].removesuffix("]") in ctx.task.layout.buffers
+    return _name(place) in ctx.task.layout.buffers
+
+
+def _name(place: str) -> str:
+    """The tensor's name in the model: `fc.bias` of `params[fc.bias]`."""
+    return place.partition("[")[2].removesuffix("]")
 
 
 def _hint(method: AnyMethod, function: str) -> Any:

@@ -72,7 +72,8 @@ class Compressed:
 
     def __post_init__(self) -> None:
         _ = self._down
-        numbers.check(self.method, self._up is not None and bool(self._up.feedback))
+        remembers = self._up is not None and bool(self._up.feedback)
+        numbers.check(self.method, remembers, bool(self.compress_down))
 
     @cached_property
     def _up(self) -> Spec | None:
@@ -157,6 +158,9 @@ class Compressed:
         return CompressedServer(self.method.init(ctx))
 
     def cohort(self, ctx: Ctx, state: CompressedServer, pool: Sequence[Client]) -> Sequence[Client]:
+        if self.compress_down and state.copy is None:
+            requests = (self.method.down(ctx, state.inner, each) for each in (pool[0], pool[-1]))
+            numbers.check_shared(*(numbers.compressible(ctx, each) for each in requests))
         return self.method.cohort(ctx, state.inner, pool)
 
     def down(self, ctx: Ctx, state: CompressedServer, client: Client) -> Any:
