@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 KEPT = ROOT / "docs" / "reference" / "methods.csv"
 HEAD = "| name |"
-PERSONAL = ("fedrep", "lg_fedavg", "spafl")
+PERSONAL = ("fedrep", "fedspa", "lg_fedavg", "spafl")
 """Methods whose server has no model to use."""
 WORDS = 4
 """Columns before the figures."""

@@ -66,7 +66,9 @@ def test_differences_are_printed_with_errors_and_seeds() -> None:
     assert (found.expected, found.unit) == ("+2", "points")
     assert found.found == "+2.1 ± 0.1 (3 seeds)"
     (line,) = claims.text([found])
-    assert line.startswith("claim: ours is above theirs: printed +2, measured +2.1 ± 0.1 (3 seeds)")
+    assert line.startswith(
+        "claim: ours is above theirs: printed +2 points, measured +2.1 ± 0.1 (3 seeds): reproduced"
+    )
     assert claims.plain([found])[0]["seeds"] == 3
 
 
@@ -89,6 +91,21 @@ def test_fewer_rounds_decide_nothing_unless_the_claim_says_so() -> None:
         (found,) = claims.judge(Measured(table, cells, {"ours": 50}), "here")
         assert found.verdict == verdict
         assert early or "50 of 500 rounds" in found.reason
+
+
+def test_runs_with_other_settings_than_the_papers_decide_nothing() -> None:
+    ours, theirs = (91, 92, 90.1), (89, 90, 88)
+    rows = {name: Row(name, name) for name in ("ours", "theirs")}
+    cells = {
+        (row, "accuracy"): Cell(None, values, seeds=(0, 1, 2))
+        for row, values in (("ours", ours), ("theirs", theirs))
+    }
+    for settings, verdict in (({"model": "small"}, "undecided"), ({"rounds": 9}, "reproduced")):
+        scales = {"here": Scale("here", "", settings=settings)}
+        table = Table("t", "T", "S", COLUMNS, rows, scales, (), {"c": ABOVE})
+        (found,) = claims.judge(Measured(table, cells, {}), "here")
+        assert found.verdict == verdict
+        assert verdict != "undecided" or found.reason.startswith("model small; so far it would be")
 
 
 def test_runs_that_diverged_are_the_reason() -> None:

@@ -21,6 +21,8 @@ REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SETTLED = ("full", "here")
 """Scales whose runs can support a claim; the others only check that everything runs."""
 
+HARMLESS = ("rounds", "eval_every", "workers", "device")
+"""Settings of a scale that do not change what a run is about; rounds are judged by themselves."""
 MOST_SEEDS = 20
 """Seeds of a row that are looked for among kept runs."""
 
@@ -104,7 +106,7 @@ def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
         reason = (
             f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
         )
-    short = _shortened(measured, claim)
+    short = _smaller(measured, claim, scale)
     if short and verdict != UNDECIDED:
         verdict, reason = UNDECIDED, f"{short}; so far it would be {verdict}: {reason}"
     ran = scale if values.values else ""
@@ -123,12 +125,17 @@ def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
     return printed, Paired(both)
 
 
-def _shortened(measured: Measured, claim: Claim) -> str:
-    """Says so if a run of fewer rounds than the paper's cannot settle a claim."""
-    row = measured.table.rows[claim.row]
-    done = measured.rounds.get(claim.row, 0)
-    exact = measured.table.columns[claim.column].whole or claim.early
-    return "" if exact or not 0 < done < row.training else f"{done} of {row.training} rounds"
+def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
+    """How runs are smaller than the paper's, so that they cannot settle a claim; empty if not."""
+    table, reasons = measured.table, []
+    if of := table.scales.get(scale):
+        settings = {**of.settings, **of.row.get(claim.row, {})}
+        reasons = [f"{name} {value}" for name, value in settings.items() if name not in HARMLESS]
+    done, wanted = measured.rounds.get(claim.row, 0), table.rows[claim.row].training
+    exact = table.columns[claim.column].whole or claim.early
+    if 0 < done < wanted and not exact:
+        reasons.append(f"{done} of {wanted} rounds")
+    return ", ".join(reasons)
 
 
 def _verdict(
@@ -161,11 +168,14 @@ def _verdict(
 
 def text(judged: Sequence[Judged]) -> list[str]:
     """A line for each claim."""
-    return [
-        f"claim: {each.claim.text}: printed {each.expected}, measured {each.found} {each.unit}: "
-        f"{each.verdict} ({each.reason})"
-        for each in judged
-    ]
+    lines = []
+    for each in judged:
+        measured = f", measured {each.found}" if each.measured.values else ""
+        printed = f"printed {each.expected} {each.unit}".rstrip()
+        lines.append(
+            f"claim: {each.claim.text}: {printed}{measured}: {each.verdict} ({each.reason})"
+        )
+    return lines
 
 
 def plain(judged: Sequence[Judged]) -> list[dict[str, Any]]:
