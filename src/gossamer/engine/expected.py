@@ -116,7 +116,9 @@ class Expected:
 def _nothing(ctx: Ctx) -> Data:
     """Blank data of the model's shape."""
     x = ctx.task.layout.input.blank(EXAMPLES)
-    blank = Examples(x, blank_labels(ctx.task, x))
+    classes = ctx.task.goal.kind == "classification"
+    y = torch.zeros(EXAMPLES, dtype=torch.int64) if classes else blank_labels(ctx.task, x)
+    blank = Examples(x, y)
     return Data(blank, blank, blank)
 
 

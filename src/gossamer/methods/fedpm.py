@@ -71,14 +71,13 @@ class FedPM:
     )
     accounting: Accounting = Accounting(mask_code="counted")
     privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
+    own_optimiser: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
         if self.training.momentum or self.training.weight_decay:
             raise ValueError("Adam has no `momentum=` and `weight_decay=`; leave both at 0")
-        if self.training.optimiser != "sgd":
-            raise ValueError("fedpm trains scores by an Adam of its own; leave out `optimiser=`")
         sparse_model.prunable(ctx)
         layout, theta = ctx.task.layout, {}
         for name in fan_ins(layout):
