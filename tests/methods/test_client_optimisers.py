@@ -78,7 +78,7 @@ def test_methods_that_keep_nothing_refuse_to_keep_moments() -> None:
         check_run(Run(method, mlp(), Toy(), rounds=1))
 
 
-@pytest.mark.parametrize("name", ["fedpm", "spafl-variants"])
+@pytest.mark.parametrize("name", ["fedpm", "fedpm-variants", "spafl-variants"])
 def test_methods_with_an_optimiser_of_their_own_refuse_another(name: str) -> None:
     method = fields.replace(METHODS[name], {"optimiser": "adam", "clients": 3})
     with refused("leave out --optimiser"):

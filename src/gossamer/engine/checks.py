@@ -41,15 +41,33 @@ def check_settings(run: Run) -> None:
     check_selection(run.options, run.federation)
     metric, evaluated = run.task.goal.headline.name, bool(run.options.eval_every)
     until.check(run.options.until, metric, evaluated, run.network is not None)
-    kept = fields.value(run.method, "moments", "reset") == "kept"
-    if kept and not getattr(run.method, "keeps_moments", False):
-        raise ValueError(
-            f"clients of {run.name} keep no moments of their optimiser; leave out `moments='kept'`"
-        )
+    _check_optimiser(run)
     run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)
     if run.mechanism is not None:
         run.mechanism.accountant.epsilon(1, run.mechanism.spec.delta)  # needs its library
+
+
+def _check_optimiser(run: Run) -> None:
+    """Raises if a method does not train by the optimiser, or keep what it remembers, as asked.
+
+    A method says so by the class attributes `own_optimiser` and `keeps_moments`.
+    """
+    other = fields.value(run.method, "optimiser", "sgd") != "sgd"
+    if other and _declares(run.method, "own_optimiser"):
+        raise ValueError(
+            f"clients of {run.name} train by an optimiser of their own; leave out `optimiser=`"
+        )
+    kept = fields.value(run.method, "moments", "reset") == "kept"
+    if kept and not _declares(run.method, "keeps_moments"):
+        raise ValueError(
+            f"clients of {run.name} keep no moments of their optimiser; leave out `moments='kept'`"
+        )
+
+
+def _declares(method: AnyMethod, name: str) -> bool:
+    """Whether a method, or the one that a variants class holds, has a class attribute set."""
+    return any(getattr(each, name, False) for each in (method, getattr(method, "pure", None)))
 
 
 def ctx_of(run: Run, number: int) -> Ctx:

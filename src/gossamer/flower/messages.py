@@ -8,6 +8,7 @@ is not trusted: reading it raises `WireError` and nothing else.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -265,8 +266,12 @@ def lost_state(message: Message, kept: str) -> str:
     return "the state is missing or damaged at the client's node"
 
 
-def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures | None]:
-    """The figures of the clients that were asked for."""
+def read_measured(
+    message: Message,
+    wanted: Sequence[int],
+    bounds: tuple[float | None, float | None] = (0.0, 1.0),
+) -> dict[int, Figures | None]:
+    """The figures of the clients that were asked for; scores within the bounds of their metric."""
     figures: dict[int, Figures | None] = {}
     listed = message.head.get("figures")
     if message.kind != "measured" or not isinstance(listed, list):
@@ -276,7 +281,8 @@ def read_measured(message: Message, wanted: Sequence[int]) -> dict[int, Figures 
             case [int(client), None] if client in wanted:
                 figures[client] = None
             case [int(client), [test, valid, density, bool(own)]] if client in wanted:
-                figures[client] = Figures(_figure(test), _figure(valid), _figure(density), own)
+                scores = (_score(test, bounds), _score(valid, bounds))
+                figures[client] = Figures(*scores, _figure(density), own)
             case _:
                 raise WireError(f"{str(pair)[:80]} are not figures that were asked for")
     return figures
@@ -348,6 +354,17 @@ def _count(value: object) -> int:
 def _amount(value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value < LARGEST:  # type: ignore[operator]
         raise WireError(f"{str(value)[:80]} is not a number of bits")
+    return value  # type: ignore[return-value]
+
+
+def _score(value: object, bounds: tuple[float | None, float | None]) -> float | None:
+    if value is None:
+        return None
+    low, high = (-math.inf if bounds[0] is None else bounds[0], bounds[1])
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise WireError(f"{str(value)[:80]} is not a score")
+    if value < low or (high is not None and value > high):  # type: ignore[operator]
+        raise WireError(f"{str(value)[:80]} is not within the bounds of the metric")
     return value  # type: ignore[return-value]
 
 

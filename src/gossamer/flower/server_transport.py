@@ -221,11 +221,12 @@ class ServerTransport:
                 Outgoing(node, "evaluate", messages.evaluate(*what), ctx.round, seconds)
             )
         figures: dict[int, Figures | None] = {}
+        bounds = ctx.task.goal.headline.bounds
         for sent, incoming in self._exchange(outgoing, until):
             try:
                 if incoming.message is None:
                     raise WireError(incoming.reason)
-                figures |= messages.read_measured(incoming.message, list(groups[sent.node]))
+                figures |= messages.read_measured(incoming.message, [*groups[sent.node]], bounds)
             except WireError as problem:
                 log.warning("node %d did not evaluate: %s", sent.node, problem)
         if missing := sorted(set(clients) - figures.keys()):

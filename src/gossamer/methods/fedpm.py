@@ -71,13 +71,13 @@ class FedPM:
     )
     accounting: Accounting = Accounting(mask_code="counted")
     privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
+    own_optimiser: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
 
     def init(self, ctx: Ctx) -> Server:
-        training = self.training
-        if training.momentum or training.weight_decay or training.optimiser != "sgd":
-            raise ValueError("fedpm has an Adam of its own; leave out `momentum=` and its like")
+        if self.training.momentum or self.training.weight_decay:
+            raise ValueError("Adam has no `momentum=` and `weight_decay=`; leave both at 0")
         sparse_model.prunable(ctx)
         layout, theta = ctx.task.layout, {}
         for name in fan_ins(layout):

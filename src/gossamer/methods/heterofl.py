@@ -70,7 +70,7 @@ class HeteroFL:
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         width = widths.width_of(client)
         params = widths.sent(ctx, state.params, self.bn)
-        return Down(widths.cut(ctx.task, width).take(params), width)  # eq. 1
+        return Down(widths.cut(ctx.task, width).take(params), width)
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
         def trained(reply: Params, sent: Params) -> Masks:

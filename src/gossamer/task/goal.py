@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
@@ -44,7 +44,6 @@ class Goal:
     centre: tuple[float, ...] = (0.0,)
     """Targets of a regression are learned as multiples of `spread` from here, one per target."""
     spread: tuple[float, ...] = (1.0,)
-    _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -54,7 +53,6 @@ class Goal:
             raise ValueError(f"a goal has one metric or more, by different names, not {names}")
         object.__setattr__(self, "metrics", tuple(self.metrics))
         object.__setattr__(self, "name", self.name or self.kind)
-        object.__setattr__(self, "_names", names)
 
     @property
     def headline(self) -> Metric:
@@ -80,12 +78,12 @@ class Goal:
         Raises:
             KeyError: it has no such metric.
         """
-        if name not in self._names:
-            close = difflib.get_close_matches(name, self._names, 1)
+        known = [each.name for each in self.metrics]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ";"
-            known = ", ".join(self._names)
-            raise KeyError(f"{self.name} has no metric {name!r}{hint} it has {known}")
-        first = self.metrics[self._names.index(name)]
+            raise KeyError(f"{self.name} has no metric {name!r}{hint} it has {', '.join(known)}")
+        first = self.metrics[known.index(name)]
         return replace(self, metrics=(first, *(each for each in self.metrics if each is not first)))
 
     def scaled(self, centre: Sequence[float], spread: Sequence[float]) -> Goal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -86,6 +86,7 @@ class SpaFLVariants:
         "seed", "first weights come from the common seed, or are sent to each client once"
     )
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
+    own_optimiser: ClassVar[bool] = True
 
     @property
     def accounting(self) -> Accounting:

@@ -79,8 +79,6 @@ class Pruning:
 
     def check(self, training: Training) -> None:
         """Refuses settings that contradict each other."""
-        if training.optimiser != "sgd":
-            raise ValueError("the variants of SpaFL train by SGD; leave out `optimiser=`")
         if self.phases == "alternating" and training.epochs < 2:
             raise ValueError(
                 "the last epoch trains thresholds only; `epochs=` must be at least 2 (or use "
