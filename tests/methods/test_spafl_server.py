@@ -59,7 +59,7 @@ def test_a_client_is_told_exactly_what_it_has_not_heard() -> None:
 
 
 @pytest.mark.parametrize("mode", [PLAIN, Mode.parse("f16")], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"start": "seed"}], ids=["spafl", "variants"])
+@pytest.mark.parametrize("changes", [{}, {"weight_start": "seed"}], ids=["spafl", "variants"])
 def test_messages_hold_thresholds_and_nothing_else(mode: Mode, changes: dict[str, Any]) -> None:
     for name, count in (("mlp", 8 + 3), ("normed", 8 + 3), ("conv", 4 + 6 + 2)):
         run = Told(toy(**changes), TASKS[name])
@@ -81,7 +81,7 @@ def test_messages_hold_thresholds_and_nothing_else(mode: Mode, changes: dict[str
                 assert paper_bits(answer, run.method.accounting) == 32 * count
 
 
-@pytest.mark.parametrize("changes", [{}, {"start": "seed"}], ids=["spafl", "variants"])
+@pytest.mark.parametrize("changes", [{}, {"weight_start": "seed"}], ids=["spafl", "variants"])
 def test_a_reply_of_another_shape_is_refused(changes: dict[str, Any]) -> None:
     method, task = toy(**changes), linear()
     ctx = server_ctx(task)

@@ -122,7 +122,7 @@ class Task:
         """Labels of zeros in the form that the task needs; `x` are inputs of zeros."""
         kind = self.goal.kind
         if kind == "classification":
-            return torch.zeros(1, dtype=torch.int64).expand(len(x))
+            return torch.zeros(len(x), dtype=torch.int64)
         params = self.own(self.init(Key(0)))
         few = self.logits(params, x[:1].to(self.device)).detach().cpu()
         tokens = kind == "language"

@@ -102,11 +102,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def count_products(module: nn.Module, batch: Tensor) -> Products:
     """What one example is multiplied with, by parameter; `module` is put in evaluation mode."""
     module.eval()
+    # Only a frozen parameter asks which inputs depend on a trained one.
+    frozen = not all(parameter.requires_grad for parameter in module.parameters())
     fast = torch.backends.mha.get_fastpath_enabled()
     # The fused encoder layer would hide its products in one call.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with untouched_generators(), torch.enable_grad(), _Watch(module) as watch:
+        with untouched_generators(), torch.set_grad_enabled(frozen), _Watch(module) as watch:
             run(module, batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
