@@ -134,7 +134,10 @@ def _draw(measured: Measured, folder: str) -> int:
     """Draws the pictures of a table, if a folder for them is given."""
     if not folder:
         return 0
-    rows = {measured.table.rows[name].title: runs for name, runs in measured.runs.items()}
+    rows = {
+        measured.table.rows[name].title.replace("`", ""): runs
+        for name, runs in measured.runs.items()
+    }
     try:
         for path in pictures.draw(rows, Path(folder)):
             say(f"picture: {path}")

@@ -37,14 +37,17 @@ def draw(rows: Rows, folder: Path) -> list[Path]:
         ImportError: matplotlib is not installed.
     """
     try:
-        from matplotlib import rc_context
+        from matplotlib import colormaps, rc_context
         from matplotlib.figure import Figure as Drawing
     except ImportError:
         raise ImportError("pictures need matplotlib; install gossamer[plot]") from None
     paths = []
     for name, (panels, fill) in PICTURES.items():
-        figure = Drawing(figsize=(4.6 * panels, 3.6), layout="constrained")
+        height = 3.6 + 0.2 * len(rows)  # the legend is below the panels, a line for each row
+        figure = Drawing(figsize=(2.4 + 4 * panels, height), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
+        for panel in axes:
+            panel.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
         if not fill(rows, list(axes)):
             continue
         _finish(figure, list(axes))
@@ -130,6 +133,7 @@ def _traffic(rows: Rows, axes: Sequence[Axes]) -> int:
         ylabel="accuracy of clients' models" if own else "accuracy of the server's model",
     )
     panel.set_xscale("log")
+    panel.xaxis.set_minor_formatter(lambda value, place: "")
     return lines
 
 
@@ -183,4 +187,4 @@ def _finish(figure: Figure, axes: Sequence[Axes]) -> None:
     handles = next(
         (found for panel in axes if (found := panel.get_legend_handles_labels())[0]), ([], [])
     )
-    figure.legend(*handles, loc="outside lower center", frameon=False, ncols=2, fontsize="small")
+    figure.legend(*handles, loc="outside lower center", frameon=False, fontsize="small")
