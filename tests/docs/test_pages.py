@@ -60,7 +60,7 @@ def test_outputs_are_compared_by_words_and_nearly_by_numbers() -> None:
     assert not same("sent 9.774 Mbit", "sent 9.774 kbit")
 
 
-@pytest.mark.parametrize("script", ["arithmetic.py", "privacy.py", "robust.py"])
+@pytest.mark.parametrize("script", ["arithmetic.py", "privacy.py", "robust.py", "finetune.py"])
 def test_tables_are_those_of_the_measurements(script: str) -> None:
     words = [sys.executable, str(ROOT / "tools" / script), "--check"]
     told = subprocess.run(words, check=False, capture_output=True, text=True)
