@@ -1,7 +1,8 @@
 """The table of docs/tutorials/finetune.md, from the runs that the page lists.
 
-python tools/finetune.py runs     # reads runs/whole, runs/lora ... into results/finetune.csv
-python tools/finetune.py --check  # whether the page has the table of that file
+python tools/finetune.py runs  # reads runs/whole, runs/lora ... into results/finetune.csv
+
+`tools/results.py` writes the table from that file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from gossamer.engine.events import read
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "finetune.csv"
-PAGE = ROOT / "docs" / "tutorials" / "finetune.md"
-START, END = "<!-- finetune -->", "<!-- /finetune -->"
 RUNS = {
     "whole": "`fedavg`, all but the embeddings",
     "lora": "`fedavg-lora`, rank 8",
@@ -55,22 +54,12 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def written(page: str) -> str:
-    """The page with the table of the file."""
-    head, rest = page.split(START)
-    return f"{head}{START}\n{table()}\n{END}{rest.split(END)[1]}"
-
-
 def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(None if page == written(page) else f"run python tools/{Path(__file__).name}")
     rows = collected(Path(sys.argv[1]))
     with RESULTS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import benchmark_tables as benchmarks
+import finetune
 import language
 import paper_tables as papers
 import privacy
@@ -54,6 +55,7 @@ PAGES: Mapping[Path, Blocks] = {
         "compact": benchmarks.compact,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
+    DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "widths.md": {"submodels": submodels.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
