@@ -91,7 +91,7 @@ def test_the_table_can_be_measured_again(clone: Path, capsys: pytest.CaptureFixt
     again, kept = table.figures(clone / "runs/table/comparison.csv"), table.figures(table.KEPT)
     for name, cells in kept.items():
         for mine, theirs in zip(again[name], cells, strict=True):
-            one, two = (float(cell.replace(",", "")) for cell in (mine, theirs))
+            one, two = (float(cell.replace(",", "") or 0) for cell in (mine, theirs))
             assert one == pytest.approx(two, rel=0.1, abs=0.03), name
 
 
