@@ -242,7 +242,7 @@ def test_a_folder_of_another_run_is_left_as_it_was(tmp_path: Path, folders: Fold
     (tmp_path / "run/rounds/000099/local").mkdir(parents=True)
     (tmp_path / "run/rounds/000099/local/3.bin").write_bytes(b"later")
     before = contents(tmp_path / "run")
-    with pytest.raises(checkpoint.Unusable, match="other settings, rounds or seed"):
+    with pytest.raises(checkpoint.Unusable, match="other settings, rounds, seed or first weights"):
         job(tmp_path / "run", seed=1, resume=True)
     assert contents(tmp_path / "run") == before
 

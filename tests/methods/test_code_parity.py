@@ -281,9 +281,9 @@ def test_the_released_run_readjusts_half_of_one_phase_and_keeps_its_last_growth(
     """The end of readjustment is a quarter of all rounds, and the density ends a quarter above."""
     code = pffdst.code_parity(PFFDSTVariants())
     assert pffdst.released() == replace(
-        code, phases=replace(code.phases, until=0.5, readjust_second=False)
+        code, phases=replace(code.phases, trim_at=0.5, readjust_second=False)
     )
-    bugs = replace(TOY, phases=replace(TOY.phases, until=0.5, readjust_second=False))
+    bugs = replace(TOY, phases=replace(TOY.phases, trim_at=0.5, readjust_second=False))
     active = [total(merged.masks) for *_, merged in phases_of_twenty(bugs)]
     assert active == [6] * 9 + [4] * 10 + [10] * 21
     masks = [merged.masks["layer.weight"] for *_, merged in phases_of_twenty(bugs)]
@@ -371,7 +371,7 @@ def test_frozen_weights_rest_and_no_weight_lies_outside_of_its_mask(
     phases = Phases(
         density=density,
         ratio=ratio,
-        until=until,
+        trim_at=until,
         scope=scope,
         readjust=readjust,
         allocation=allocation,

@@ -155,8 +155,8 @@ def test_a_client_is_ready_when_it_is_right_often_enough() -> None:
     params = {"weight": torch.eye(4, 2)}  # says 0 or 1, whichever input is larger; 0 in a tie
     for labels, share in (([0, 1, 0, 0], 1.0), ([0, 2, 3, 0], 0.5), ([1, 2, 3, 3], 0.0)):
         ctx = client_ctx(task, gs.Examples(x, torch.tensor(labels)))
-        assert task.accuracy(params, ctx.own.train.first(10)) == (share, 0.25)
-    assert task.accuracy(params, ctx.own.train.first(1)) == (0.0, 0.25)
+        assert task.share(params, ctx.own.train.first(10)) == (share, 0.25)
+    assert task.share(params, ctx.own.train.first(1)) == (0.0, 0.25)
     method = toy(first_accuracy=1.5, first_rounds=4, adjust_every=10)
     for round, result in ((r, r.results[0]) for r in played(method, 4)):
         assert round.exchanges[0].up.ready == (result.metrics["accuracy"] >= 0.5)

@@ -132,4 +132,4 @@ def test_a_trained_model_is_tested_as_it_is_exported(tmp_path: Path) -> None:
     what = task()
     module, test = Reader().eval(), federation().test
     assert 0 <= export.accuracy(module, test) <= 1
-    assert what.accuracy(what.init(Key(0)), test)[1] == 0.5
+    assert what.share(what.init(Key(0)), test)[1] == 0.5

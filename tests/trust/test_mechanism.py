@@ -185,6 +185,7 @@ COVERED = {
     *("fedavg", "fedprox", "fedavgm", "fedopt", "fedadam-kingma", "fedadam-reddi", "fedyogi"),
     *("fedadagrad", "spafl", "lg_fedavg", "random_mask", "pffdst", "pffdst-no-freezing", "fedpm"),
     *("pdst", "scaffold", "fedbn", "fedrep", "ditto", "heterofl", "fjord", "fedrolex", "ssfl"),
+    *("fedavg-lora", "ffa_lora"),
 }
 
 
