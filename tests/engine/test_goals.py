@@ -57,7 +57,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(*case, marks=() if place % 4 == 0 else pytest.mark.slow)
+        for place, case in enumerate(CASES)
+    ],
+)
 def test_a_method_trains_on_a_task(name: str, kind: str) -> None:
     options = Options(select="valid")
     summary = gs.run(

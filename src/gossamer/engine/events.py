@@ -204,8 +204,7 @@ class Evaluated:
     personal_histogram: Sequence[int] | None = None
     """Clients by their score: how many are in each of 20 equal parts of `personal_range`."""
     personal_densities: Sequence[float] | None = None
-    """The density of each client's model in the order of ids, of at most 1,000 clients; None if
-    nobody has its own."""
+    """Of each client's model by id, at most 1,000; None if nobody has its own."""
     personal_range: Sequence[float] | None = None
     """Where the histogram begins and ends; None in older logs, which have 0 to 1."""
     global_score: float | None = None
@@ -215,7 +214,6 @@ class Evaluated:
     metric: str = "accuracy"
     """The headline metric."""
     better: str = "higher"
-    """Which way it is better: higher or lower."""
 
     def __post_init__(self) -> None:
         if self.global_score is None and self.metric == "accuracy":  # as in logs of schema 1
