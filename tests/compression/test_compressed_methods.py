@@ -182,7 +182,10 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "up", "down"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "up", "down"),
+    [*PAIRS[:4], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS[4:])],
+)
 def test_a_compressed_method_keeps_every_promise(name: str, up: str, down: str) -> None:
     found = [each for each in check(compress(METHODS[name], up=up, down=down)) if not each.ok]
     assert found == []
