@@ -57,13 +57,15 @@ def compared(
     exchange: Exchange[Any, Any], replied: Leaves, requested: Leaves
 ) -> dict[str, tuple[Tensor, Tensor | None]]:
     """As `beside`, for who has the leaves of both records already."""
-    known = _references(exchange, replied, requested)
-    return {place: (tensor, known.get(place)) for place, tensor in numbers(replied).items()}
+    own = numbers(replied)
+    known = _references(exchange, own, replied, requested)
+    return {place: (tensor, known.get(place)) for place, tensor in own.items()}
 
 
 def references(exchange: Exchange[Any, Any]) -> dict[str, Tensor]:
     """What was sent at the places of the reply's numbers, where that is known."""
-    return _references(exchange, leaves_of(exchange.up), leaves_of(exchange.down))
+    replied = leaves_of(exchange.up)
+    return _references(exchange, numbers(replied), replied, leaves_of(exchange.down))
 
 
 def norm(change: Mapping[str, Tensor]) -> float:
@@ -140,13 +142,14 @@ def numbers(leaves: Leaves) -> dict[str, Tensor]:
 
 def _references(
     exchange: Exchange[Any, Any],
+    own: Mapping[str, Tensor],
     replied: Leaves,
     requested: Leaves,
 ) -> dict[str, Tensor]:
     sent = numbers(requested)
     known = {
         place: sent[place]
-        for place, tensor in numbers(replied).items()
+        for place, tensor in own.items()
         if place in sent and sent[place].shape == tensor.shape
     }
     before = {path: leaf for path, leaf in requested if isinstance(leaf, Packed)}
