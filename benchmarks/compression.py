@@ -52,10 +52,10 @@ class Study:
     contenders: Mapping[str, Contender]
     data: Mapping[str, Experiment]
     bits: float = 1e10
-    rounds: int = 600
+    rounds: int = 100
     pool: int = 100
     seeds: tuple[int, ...] = SEEDS
-    eval_every: int = 5
+    eval_every: int = 10
     file: Path = FILE
     runs: Path = RUNS
 
@@ -80,7 +80,7 @@ CONTENDERS = {
 
 
 def measure() -> dict[str, object]:
-    """The whole study: hours; stop it at any time, the same command goes on."""
+    """The whole study: about two hours; stop it at any time, the same command continues it."""
     return perform(Study(CONTENDERS, DATA))
 
 
