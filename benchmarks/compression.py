@@ -1,8 +1,8 @@
 """Accuracy against bytes: sparse, quantised and low-rank methods with the same budget of traffic.
 
-LeNet on Fashion-MNIST and on CIFAR-10, 100 clients with Dirichlet labels, five of them a round. Each
-run ends when it has sent the budget, both ways together, or after the most rounds that there are.
-A run that was stopped is resumed from its folder, and a finished one is not run again:
+LeNet on Fashion-MNIST and on CIFAR-10, 100 clients with Dirichlet labels, five of them a round.
+Each run ends when it has sent the budget, both ways together, or after the most rounds that there
+are. A run that was stopped is resumed from its folder, and a finished one is not run again:
 `results/compression.json` is written after each of them.
 """
 
