@@ -16,6 +16,7 @@ from pathlib import Path
 
 import benchmark_tables as benchmarks
 import finetune
+import front
 import language
 import paper_tables as papers
 import privacy
@@ -80,12 +81,12 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}):
+    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
+    for others in pages:
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
-    readme = found[table.README]
-    found[table.README] = table.filled(readme, table.figures(table.KEPT))
+    found[table.PAGE] = table.filled(table.PAGE.read_text("utf-8"), table.figures(table.KEPT))
     return found
 
 
