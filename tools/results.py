@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import benchmark_tables as benchmarks
@@ -46,6 +47,17 @@ PAGES: Mapping[Path, Blocks] = {
     DOCS / "zerofl.md": {"zerofl": lambda: papers.study("small", "zerofl")},
     DOCS / "priors.md": {
         "priors": lambda: papers.study("small", "fed", "laplace", "mixture", without="fedpm")
+    },
+    **{
+        DOCS / page: {"measured": partial(table.excerpt, *names)}
+        for page, names in {
+            "fedmrn.md": ("fedmrn",),
+            "ssfl.md": ("ssfl",),
+            "sparsyfed.md": ("sparsyfed",),
+            "personal.md": ("subfedavg", "lotteryfl", "fedspa"),
+            "fedtiny.md": ("fedtiny", "fedmef"),
+            "baselines.md": ("scaffold", "fedrep", "ditto"),
+        }.items()
     },
     DOCS / "benchmarks.md": {
         "speed": benchmarks.speed,

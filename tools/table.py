@@ -37,6 +37,22 @@ def _cells(row: Mapping[str, str]) -> Iterator[str]:
     yield f"{float(row['density']):.3g}"
 
 
+def excerpt(*names: str) -> str:
+    """The rows of some methods, beside FedAvg, for their page."""
+    known = figures(KEPT)
+    rows = [f"| `{name}` | {' | '.join(known[name])} |" for name in ("fedavg", *names)]
+    return "\n".join(
+        [
+            "| | global | personal | Mbit down | Mbit up | density |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "From [the comparison of all methods](methods.md): one seed, 20 rounds on a sixth of "
+            "Fashion-MNIST.",
+        ]
+    )
+
+
 def filled(text: str, known: Mapping[str, list[str]]) -> str:
     """A page whose table has the figures of every method that it names."""
     return "".join(_lines(text.splitlines(keepends=True), known))
