@@ -54,7 +54,11 @@ def shown() -> Shown:
     named = "the benchmark of all methods"
     if not runs:
         runs, named = _runs(RESULTS / "demo"), "the demo"
-    lines = [_line(NAMES.get(group.label, group.label), group.sound) for group in grouped(runs) if group.sound]
+    lines = [
+        _line(NAMES.get(group.label, group.label), group.sound)
+        for group in grouped(runs)
+        if group.sound
+    ]
     facts = runs[0].table("experiment")
     seeds = len({run.seed for run in runs})
     command = _command(runs[0])
