@@ -66,6 +66,8 @@ PAGES: Mapping[Path, Blocks] = {
         "masks": benchmarks.masks,
         "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
+        "page": benchmarks.page,
+        "training": benchmarks.training,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
