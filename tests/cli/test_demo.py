@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from .conftest import Command
+from cli.conftest import Outcome
+
+Command = Callable[..., Outcome]
 
 
 def test_the_demo_sums_up_its_table_and_opens_its_page_with_the_same_sentence(

@@ -13,7 +13,6 @@ from gossamer.cli.parsing import Parser
 from gossamer.config import Config, Experiment
 from gossamer.engine.options import Options
 from gossamer.report.figures import Figures
-from gossamer.reproduce.comparison import description
 from gossamer.reproduce.plans import Plan
 from gossamer.reproduce.results import Results
 
@@ -83,8 +82,7 @@ def demo(arguments: Sequence[str]) -> int:
         "FedAvg averages a dense model. SPDST trains one sparse model that all clients share. "
         "FedSparse prunes filters and neurons while it trains. SpaFL sends one threshold per "
         "neuron instead of weights; its clients keep models of their own, and there is no global "
-        "model. All four train the same network on 10,000 real images of Fashion-MNIST: "
-        f"{description(experiment)}."
+        "model. All four train the same network on 10,000 real images of Fashion-MNIST."
     )
     command = shlex.join(["gossamer", "demo", *arguments])
     request = Request(

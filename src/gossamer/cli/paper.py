@@ -74,7 +74,7 @@ def paper(arguments: Sequence[str]) -> int:
         "--results",
         default="",
         metavar="FOLDER",
-        help="keep every finished run as a small file here, and take what is here as done; "
+        help="keep every finished run as a small file here, and do not repeat kept runs; "
         "default: read those that come with a clone, keep none",
     )
     parser.add_argument(
