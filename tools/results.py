@@ -20,6 +20,7 @@ import language
 import paper_tables as papers
 import privacy
 import robust
+import sparse_fl
 import table
 
 import arithmetic
@@ -54,6 +55,10 @@ PAGES: Mapping[Path, Blocks] = {
         "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
     },
+    DOCS / "sparse-fl.md": {
+        "benchmark": lambda: sparse_fl.image("pictures"),
+        "benchmark-tables": sparse_fl.tables,
+    },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "widths.md": {"submodels": submodels.table},
@@ -80,7 +85,8 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}):
+    drawn = (privacy.written(), sparse_fl.pictures())
+    for others in (arithmetic.pages(), *drawn, {robust.PAGE: robust.page()}):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text

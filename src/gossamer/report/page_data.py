@@ -9,7 +9,7 @@ from gossamer.report.curves import mean, short, table
 from gossamer.report.figures import SCORES, headline
 from gossamer.report.groups import Group
 from gossamer.report.partition import Partition
-from gossamer.report.runs import Bits, Curve, Line, Run
+from gossamer.report.runs import TRAINING_SECONDS, Bits, Curve, Line, Run
 
 if TYPE_CHECKING:
     pass
@@ -19,6 +19,8 @@ LAYERS = 60
 """Maximum number of layers with a panel."""
 BY_LAYER = ("density", "mismatch", "sensitivity")
 """Figures of a layer."""
+COSTS = ("sent", "paper", "device_seconds", "flops", TRAINING_SECONDS)
+"""What scores are drawn against."""
 PANEL_POINTS = 120
 """Maximum points of a curve in a layer's panel."""
 
@@ -51,7 +53,7 @@ def _group_data(group: Group) -> dict[str, Any]:
     return {
         "label": group.label,
         "seeds": len(group.runs),
-        "evaluated": table(curves, figures, ("sent", "paper", "device_seconds", "flops")),
+        "evaluated": table(curves, figures, COSTS),
         "rounds": table(curves, masks),
         "layers": _layers(group),
         "histogram": _histogram(group),

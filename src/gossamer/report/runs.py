@@ -18,6 +18,8 @@ EVALUATED = (
     *("local_mean", "valid_mean"),
 )
 ROUND = ("up", "down", "paper_up", "paper_down", "flops", "device_seconds", "density")
+TRAINING_SECONDS = "training_seconds"
+"""Processor seconds of training so far, without evaluation; benchmarks measure them."""
 MOST_TEXT = 50_000
 """Maximum characters of a configuration that are shown."""
 MOST_NUMBER = 1e100

@@ -12,6 +12,7 @@ const Charts = (() => {
     sent: { x: "sent", name: "bits sent, both directions", text: bits },
     paper: { x: "paper", name: "bits as the papers count, both directions", text: bits },
     device_seconds: { x: "device_seconds", name: "time on simulated devices", text: seconds, unit },
+    training_seconds: { x: "training_seconds", name: "processor seconds of training", text: seconds, unit },
     flops: { x: "flops", name: "floating-point operations of all clients", text: operations },
   };
 
@@ -37,6 +38,7 @@ const Charts = (() => {
     sent: (view) => scores(view, "sent"),
     device_seconds: (view) => scores(view, "device_seconds"),
     flops: (view) => scores(view, "flops"),
+    training_seconds: (view) => scores(view, "training_seconds"),
     worst: byRound("evaluated", "personal_worst_decile", around, score),
     density: byRound("rounds", "density", fromZero),
     mismatch: byRound("rounds", "mismatch", fromZero),

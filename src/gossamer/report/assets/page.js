@@ -7,10 +7,10 @@
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const CLASSES = 10;
   const SHOWS = {
-    score: ["rounds", "sent", "device_seconds", "flops"],
-    range: ["rounds", "sent", "device_seconds", "flops", "worst"],
+    score: ["rounds", "sent", "device_seconds", "flops", "training_seconds"],
+    range: ["rounds", "sent", "device_seconds", "flops", "training_seconds", "worst"],
     bits: ["sent", "ledger"],
-    scale: ["sent", "device_seconds", "flops"],
+    scale: ["sent", "device_seconds", "flops", "training_seconds"],
     ledger: ["ledger"],
     layer: ["layers"],
   };
