@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gossamer.report import Run
 from gossamer.report.kept import Shelf
 from gossamer.reproduce import claims
 from gossamer.reproduce.published import Cell, Measured
@@ -106,6 +107,17 @@ def test_runs_with_other_settings_than_the_papers_decide_nothing() -> None:
         (found,) = claims.judge(Measured(table, cells, {}), "here")
         assert found.verdict == verdict
         assert verdict != "undecided" or found.reason.startswith("model small; so far it would be")
+
+
+def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:
+    rows = {"ours": Row("ours", "OURS", pool=3550)}
+    table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": replace(VALUE, early=True)})
+    cells = {("ours", "accuracy"): Cell(Published(90), (90.2, 89.9, 90.1), seeds=(0, 1, 2))}
+    for pool, verdict in ((260, "undecided"), (3550, "reproduced")):
+        runs = {"ours": (Run("a", {"pool": pool}),)}
+        (found,) = claims.judge(Measured(table, cells, {}, runs=runs), "here")
+        assert found.verdict == verdict
+        assert pool == 3550 or found.reason.startswith("260 of 3550 clients; so far it would be")
 
 
 def test_runs_that_diverged_are_the_reason() -> None:

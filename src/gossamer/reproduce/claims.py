@@ -14,6 +14,7 @@ from typing import Any
 
 from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired
+from gossamer.report.runs import number
 from gossamer.reproduce.published import Cell, Measured, measured_table
 from gossamer.reproduce.tables import SUMS, Claim, Column, Table, find, names
 
@@ -135,7 +136,16 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     exact = table.columns[claim.column].whole or claim.early
     if 0 < done < wanted and not exact:
         reasons.append(f"{done} of {wanted} rounds")
+    pool, whole = _pool(measured, claim.row), table.rows[claim.row].pool
+    if 0 < pool < whole and not table.columns[claim.column].whole:
+        reasons.append(f"{pool} of {whole} clients")
     return ", ".join(reasons)
+
+
+def _pool(measured: Measured, row: str) -> int:
+    """How many clients the runs of a row have; 0 if there are none."""
+    known = [number(run.started.get("pool")) for run in measured.runs.get(row, ())]
+    return int(min((each for each in known if each), default=0))
 
 
 def _verdict(

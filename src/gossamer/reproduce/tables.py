@@ -75,6 +75,8 @@ class Row:
     """How seeds are combined: mean, max, or middle, the mean without best and worst."""
     seeds: int = 0
     """Maximum number of seeds, as in the paper; 0: the scale's."""
+    pool: int = 0
+    """Clients of the whole data set, where the data decide how many there are; 0: not so."""
 
     @property
     def training(self) -> int:
@@ -266,7 +268,7 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
 
 def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, Column]) -> Row:
     what = f"row {name}"
-    known = ("title", "run", "set", "published", "reference", "over", "seeds")
+    known = ("title", "run", "set", "published", "reference", "over", "seeds", "pool")
     _known(part, known, f"entry of {what}")
     _needed(part, ("title",), what)
     published = {key: _published(value) for key, value in part.get("published", {}).items()}
@@ -281,7 +283,7 @@ def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, 
         _settings(part.get("set", {}), [config], what)
         config = overridden(config, part.get("set", {}))
         config.build_method()
-    rest = {key: part[key] for key in ("reference", "over", "seeds") if key in part}
+    rest = {key: part[key] for key in ("reference", "over", "seeds", "pool") if key in part}
     return Row(name, part["title"], config, published, **rest)
 
 
