@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from gossamer.report import Run
-from gossamer.report.kept import Shelf
+from gossamer.report.kept import Shelf, keep
 from gossamer.reproduce import claims
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.tables import Claim, Column, Published, Row, Scale, Table, find, load, names
@@ -156,3 +157,28 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: str, said: str, tmp_pat
     )
     with pytest.raises(ValueError, match=said):
         load(path)
+
+
+def test_a_few_rounds_settle_what_is_sent_and_nothing_else(tmp_path: Path) -> None:
+    table = find("spafl-table1")
+    (plan,) = [
+        plan
+        for plan in table.plans(table.scales["costs"], tmp_path)
+        if plan.folder.parent.name == "fmnist-spafl"
+    ]
+    run = Run(
+        "a",
+        {"method": "spafl", "pool": 100},
+        {"state_hash": "0", "clock": {"seconds": 1.0}},
+        {
+            "personal_mean": {2: 0.5},
+            "paper_up": {2: 0.5 * 2 * 1.0208e9 / 500},
+            "paper_down": {2: 0.5 * 2 * 1.0208e9 / 500},
+        },
+        config=tomllib.loads(plan.config.toml()),
+        text="# gossamer paper spafl-table1 --scale costs\n",
+    )
+    keep(run, tmp_path / "a.json")
+    found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), ["spafl-table1"])}
+    assert found["traffic"].verdict == "reproduced" and found["traffic"].scale == "costs"
+    assert found["accuracy"].reason == "not run yet" and not found["accuracy"].measured.values

@@ -16,7 +16,7 @@ from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired
 from gossamer.report.runs import number
 from gossamer.reproduce.published import Cell, Measured, measured_table
-from gossamer.reproduce.tables import SUMS, Claim, Column, Table, find, names
+from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
 
 REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SETTLED = ("full", "here")
@@ -88,12 +88,21 @@ def _best(table: Table, shelf: Shelf) -> list[Judged]:
     part = replace(table, rows=rows)
     choices = [
         judge(measured_table(part, part.plans(scale, Path(), MOST_SEEDS), shelf), name)
-        for name in SETTLED
+        for name in (*SETTLED, COSTS)
         if (scale := table.scales.get(name))
     ]
-    return [
-        max(each, key=lambda one: len(one.measured.values)) for each in zip(*choices, strict=True)
-    ]
+    return [max(map(_runs, each), key=_count) for each in zip(*choices, strict=True)]
+
+
+def _runs(judged: Judged) -> Judged:
+    """The claim without runs of few rounds, unless it is about what is sent or computed."""
+    if judged.scale != COSTS or judged.table.columns[judged.claim.column].whole:
+        return judged
+    return replace(judged, measured=Paired(()), verdict=UNDECIDED, reason="not run yet", scale="")
+
+
+def _count(judged: Judged) -> int:
+    return len(judged.measured.values)
 
 
 def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:

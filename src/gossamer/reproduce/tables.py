@@ -13,7 +13,9 @@ from gossamer import fields
 from gossamer.config import PAPERS, Config, find_method, locate, nearest, read
 from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 
-SCALES = ("quick", "here", "full")
+COSTS = "costs"
+"""A scale of few rounds with the paper's data, model and clients: what is sent needs no more."""
+SCALES = ("quick", COSTS, "here", "full")
 ACCURACIES = {"global": "global_score", "clients": "personal_mean", "local": "local_mean"}
 """The server's model on the server's test data; each client's model (its own, or else the
 server's) on the client's test data; only the clients that have a model of their own."""
