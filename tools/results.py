@@ -90,8 +90,9 @@ def written() -> dict[Path, str]:
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
-    readme = found[table.README]
-    found[table.README] = table.filled(readme, table.figures(table.KEPT))
+    readme = table.filled(found[table.README], table.figures(table.KEPT))
+    picture = {"benchmark": lambda: sparse_fl.image("docs/pictures")}
+    found[table.README] = filled(readme, picture, table.README)
     return found
 
 
