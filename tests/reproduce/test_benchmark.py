@@ -127,6 +127,7 @@ def test_the_picture_marks_own_models_and_is_always_the_same() -> None:
     assert {"bytes sent, both ways", "operations", "seconds of training"} <= set(
         re.findall(r">([^<>]+)<", text)
     )
+    assert ">2</text>" in text  # costs that are near each other have more marks than powers of ten
     assert "own models" not in picture({"fmnist": {"fedavg": rows["fedavg"]}})
 
 

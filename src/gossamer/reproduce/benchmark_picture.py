@@ -31,6 +31,8 @@ DASHES = ("", "5 2", "1 2")
 """With the colours, enough looks for sixty methods."""
 TICKS = 5
 """Values on an axis of accuracies, about."""
+NEAR = 1.8
+"""Powers of ten on an axis of costs, below which values between them are marked too."""
 Point = tuple[float, float]
 
 
@@ -148,13 +150,11 @@ def _panel(
         y = place((10**low, value))[1]
         yield f'<path d="M{left} {y}h{wide}" stroke="#e4e4e4"/>'
         yield f'<text x="{left - 5}" y="{y}" dy="4" text-anchor="end">{value:.0%}</text>'
-    for power in range(math.ceil(low), math.floor(up) + 1):
-        x = place((10.0**power, least))[0]
+    for power, factor in _powers(low, up):
+        x = place((factor * 10.0**power, least))[0]
+        text = f'10<tspan dy="-4" font-size="8">{power}</tspan>' if factor == 1 else f"{factor}"
         yield f'<path d="M{x} {top}v{high}" stroke="#e4e4e4"/>'
-        yield (
-            f'<text x="{x}" y="{top + high + 15}" text-anchor="middle">10'
-            f'<tspan dy="-4" font-size="8">{power}</tspan></text>'
-        )
+        yield f'<text x="{x}" y="{top + high + 15}" text-anchor="middle">{text}</text>'
     middle = left + wide / 2
     yield f'<text x="{middle:g}" y="{top + high + 31}" text-anchor="middle">{title}</text>'
     for method, points in found.items():
@@ -194,6 +194,13 @@ def _around(scores: Sequence[float]) -> tuple[float, float]:
     """The limits of an axis of accuracies: whole steps of five points."""
     least, most = math.floor(20 * min(scores)) / 20, math.ceil(20 * max(scores)) / 20
     return least, max(most, least + 0.05)
+
+
+def _powers(low: float, up: float) -> list[tuple[int, int]]:
+    """Powers of ten between two logarithms; with two and five times each, if they are near."""
+    factors = (1, 2, 5) if up - low < NEAR else (1,)
+    wide = range(math.floor(low), math.floor(up) + 1)
+    return [(p, f) for p in wide for f in factors if low <= p + math.log10(f) <= up]
 
 
 def _ticks(least: float, most: float) -> list[float]:
