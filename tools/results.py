@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import benchmark_tables as benchmarks
 import finetune
+import front
 import language
 import paper_tables as papers
 import privacy
@@ -47,6 +49,17 @@ PAGES: Mapping[Path, Blocks] = {
     DOCS / "priors.md": {
         "priors": lambda: papers.study("small", "fed", "laplace", "mixture", without="fedpm")
     },
+    **{
+        DOCS / page: {"measured": partial(table.excerpt, *names)}
+        for page, names in {
+            "fedmrn.md": ("fedmrn",),
+            "ssfl.md": ("ssfl",),
+            "sparsyfed.md": ("sparsyfed",),
+            "personal.md": ("subfedavg", "lotteryfl", "fedspa"),
+            "fedtiny.md": ("fedtiny", "fedmef"),
+            "baselines.md": ("scaffold", "fedrep", "ditto"),
+        }.items()
+    },
     DOCS / "benchmarks.md": {
         "speed": benchmarks.speed,
         "small-clients": benchmarks.small_clients,
@@ -54,6 +67,8 @@ PAGES: Mapping[Path, Blocks] = {
         "masks": benchmarks.masks,
         "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
+        "page": benchmarks.page,
+        "training": benchmarks.training,
     },
     DOCS / "sparse-fl.md": {
         "benchmark": lambda: sparse_fl.image("pictures"),
@@ -85,14 +100,12 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    drawn = (privacy.written(), sparse_fl.pictures())
-    for others in (arithmetic.pages(), *drawn, {robust.PAGE: robust.page()}):
+    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
+    for others in (*pages, sparse_fl.pictures()):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
-    readme = table.filled(found[table.README], table.figures(table.KEPT))
-    picture = {"benchmark": lambda: sparse_fl.image("docs/pictures")}
-    found[table.README] = filled(readme, picture, table.README)
+    found[table.PAGE] = table.filled(table.PAGE.read_text("utf-8"), table.figures(table.KEPT))
     return found
 
 

@@ -197,7 +197,8 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         command = _resume(out, options.engine)
         warn(f"{problem}; the run is saved up to its last checkpoint: {command}")
         return 1
-    say(outcome(summary, config.experiment.valid))
+    own = getattr(run.method, "global_model", True)
+    say(outcome(summary, config.experiment.valid, own))
     if summary.failed:
         warn(f"{summary.failed} replies were dropped; see `client-failed` in the log")
     if summary.diverged:

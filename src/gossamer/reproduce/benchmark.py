@@ -14,6 +14,7 @@ from typing import Any
 
 from gossamer.config import Config, Experiment
 from gossamer.engine import Options
+from gossamer.method_names import has_global_model
 from gossamer.report import Run
 from gossamer.report.curves import last
 from gossamer.report.kept import Shelf
@@ -79,8 +80,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "powersgd": {},
 }
 """The methods that train a model of this kind, with settings of their own that no rate replaces."""
-OWN_MODELS = ("lg_fedavg", "fedrep", "spafl", "fedspa")
-"""Methods whose server has no model to use: they are shown by their clients' own accuracy."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ def kept(folder: Path) -> dict[str, list[Run]]:
 
 def score_of(method: str) -> str:
     """The curve that a method is shown by: the server's model, or the clients' own."""
-    return "personal_mean" if method in OWN_MODELS else "global_score"
+    return "global_score" if has_global_model(method) else "personal_mean"
 
 
 def rates_of(runs: Mapping[str, Sequence[Run]]) -> Iterator[tuple[str, float]]:

@@ -16,7 +16,7 @@ from gossamer.engine.events import CONFIG, ClientFailed, ClientFinished, Clock, 
 from gossamer.engine.files import seal_text, write_atomically
 from gossamer.report import Run, read_run
 from gossamer.report.kept import keep
-from gossamer.report.runs import TRAINING_SECONDS, Curve
+from gossamer.report.runs import Curve
 from gossamer.reproduce.benchmark import Cell
 
 
@@ -62,6 +62,6 @@ def run_cell(cell: Cell, command: str, workers: int = 1) -> Run:
         named = replace(config.build_run(folder), name=config.method)
         engine.start(named, sinks=[timed])
         run = read_run(folder)
-        run = replace(run, curves={**run.curves, TRAINING_SECONDS: timed.curve})
+        run = replace(run, curves={**run.curves, "training_seconds": timed.curve})
         keep(run, cell.path)
     return run

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gossamer.method_names import has_global_model
 from gossamer.report import Run
 from gossamer.report.curves import mean as mean_of
 from gossamer.report.curves import standard_error
-from gossamer.report.runs import TRAINING_SECONDS, Curve
-from gossamer.reproduce.benchmark import OWN_MODELS, TITLES, score_of
+from gossamer.report.runs import Curve
+from gossamer.reproduce.benchmark import TITLES, score_of
 
 Rows = Mapping[str, Sequence[Run]]
 """The runs of each method; they differ in their seeds."""
@@ -51,7 +52,7 @@ class Figures:
     @property
     def own(self) -> bool:
         """Whether it is the accuracy of clients' own models."""
-        return self.method in OWN_MODELS
+        return not has_global_model(self.method)
 
 
 def figures(rows: Rows) -> list[Figures]:
@@ -75,7 +76,7 @@ def cost_curve(run: Run, name: str) -> Curve:
     if name == "bytes":
         up, down = run.curve("up"), run.curve("down")
         return {at: (up[at] + down[at]) / 8 for at in up if at in down}
-    return run.curve(TRAINING_SECONDS if name == "seconds" else name)
+    return run.curve("training_seconds" if name == "seconds" else name)
 
 
 def _end(curve: Curve) -> float | None:
@@ -171,14 +172,14 @@ def _legend(methods: Sequence[str], left: int) -> Iterator[str]:
         y = TOP + LINE * place + 6
         yield f'<path d="M{left} {y}h22" stroke-width="2" {_look(place)}/>'
         yield f'<text x="{left + 28}" y="{y + 4}">{escape(_named(method))}</text>'
-    if any(method in OWN_MODELS for method in methods):
+    if not all(map(has_global_model, methods)):
         y = TOP + LINE * (len(methods) + 1)
         for line, text in enumerate(("* no global model: accuracy of", "clients' own models")):
             yield f'<text x="{left}" y="{y + 13 * line}" fill="#555">{text}</text>'
 
 
 def _named(method: str) -> str:
-    return f"{method} *" if method in OWN_MODELS else method
+    return method if has_global_model(method) else f"{method} *"
 
 
 def _colour(place: int) -> str:

@@ -11,8 +11,8 @@ const Charts = (() => {
     rounds: { x: "round", name: "round", text: round },
     sent: { x: "sent", name: "bits sent, both directions", text: bits },
     paper: { x: "paper", name: "bits as the papers count, both directions", text: bits },
+    training_seconds: { x: "training_seconds", name: "local training, all clients together", text: seconds, unit },
     device_seconds: { x: "device_seconds", name: "time on simulated devices", text: seconds, unit },
-    training_seconds: { x: "training_seconds", name: "processor seconds of training", text: seconds, unit },
     flops: { x: "flops", name: "floating-point operations of all clients", text: operations },
   };
 
@@ -36,9 +36,9 @@ const Charts = (() => {
   const WISHES = {
     rounds: (view) => scores(view, "rounds"),
     sent: (view) => scores(view, "sent"),
+    training_seconds: (view) => scores(view, "training_seconds"),
     device_seconds: (view) => scores(view, "device_seconds"),
     flops: (view) => scores(view, "flops"),
-    training_seconds: (view) => scores(view, "training_seconds"),
     worst: byRound("evaluated", "personal_worst_decile", around, score),
     density: byRound("rounds", "density", fromZero),
     mismatch: byRound("rounds", "mismatch", fromZero),
