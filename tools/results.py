@@ -22,6 +22,7 @@ import language
 import paper_tables as papers
 import privacy
 import robust
+import sparse_fl
 import table
 
 import arithmetic
@@ -69,6 +70,10 @@ PAGES: Mapping[Path, Blocks] = {
         "page": benchmarks.page,
         "training": benchmarks.training,
     },
+    DOCS / "sparse-fl.md": {
+        "benchmark": lambda: sparse_fl.image("pictures"),
+        "benchmark-tables": sparse_fl.tables,
+    },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "widths.md": {"submodels": submodels.table},
@@ -96,7 +101,7 @@ def written() -> dict[Path, str]:
         for page, blocks in PAGES.items()
     }
     pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
-    for others in pages:
+    for others in (*pages, sparse_fl.pictures()):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
