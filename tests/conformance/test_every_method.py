@@ -41,7 +41,7 @@ def test_the_names_left_out_are_others_for_the_same() -> None:
 RARE = (
     *("-code", "-release", "-bytecode", "-paper", "-clean", "-sparing", "-static", "-sign"),
     *("-no-freezing", "-no-server", "-reddi", "fedyogi", "fedadagrad", "random_mask"),
-    *("fedprox-clip", "-variants", "-adamw"),
+    *("fedprox-clip", "-variants", "-adamw", "-lora", "fjord", "fedcom", "fedpaq"),
 )
 """Presets that are other settings of a method which is tried anyway."""
 OFTEN = [name for name in VARIANTS if not name.endswith(RARE)]
