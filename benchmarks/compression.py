@@ -33,6 +33,7 @@ DATA = {
     "fmnist": Experiment(data="fmnist", model="lenet5_caffe", partition="dirichlet:0.3"),
     "cifar10": Experiment(data="cifar10", model="lenet5_caffe", partition="dirichlet:0.3"),
 }
+ACCURACIES = ("global", "global_best", "personal_mean", "personal_best", "personal_density")
 COMMON = {"clients": 5, "epochs": 1.0, "batch": 50, "lr": 0.1, "momentum": 0.0}
 
 
@@ -158,12 +159,17 @@ def _row(study: Study, name: str, data: str, contender: str, seed: int) -> dict[
         "rounds": done.rounds,
         "reached": done.reached,
         "diverged": done.diverged,
-        "accuracy": dict(done.accuracy),
+        "accuracy": {key: _short(done.accuracy[key]) for key in ACCURACIES},
         "up": done.cost.up,
         "down": done.cost.down,
         "curve": {
-            key: [each.get(key) for each in evaluated]
+            key: [_short(each.get(key)) for each in evaluated]
             for key in ("round", "up", "down", "global_accuracy", "personal_mean")
         },
         "processor_seconds": round(time.process_time() - began, 1),
     }
+
+
+def _short(figure: float | None) -> float | None:
+    """Four places are enough for accuracies of some thousand images; whole numbers stay."""
+    return round(figure, 4) if isinstance(figure, float) else figure

@@ -5,9 +5,9 @@ python tools/compression.py    # prints the table, writes docs/pictures/compress
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -61,38 +61,56 @@ def _mega(bits: float | str) -> str:
     return bits if isinstance(bits, str) else f"{bits / 1e6:,.0f}"
 
 
-def picture(found: Mapping[str, Any], path: Path) -> None:
+def picture(found: Mapping[str, Any]) -> str:
     """Accuracy against traffic so far, a line for each contender, a panel for each data set."""
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "gossamer", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     data = list(found["settings"]["data"])
-    figure, panels = plt.subplots(1, len(data), figsize=(5.5 * len(data), 4), squeeze=False)
+    figure, panels = plt.subplots(1, len(data), figsize=(5 * len(data), 5), squeeze=False)
     colours = plt.get_cmap("tab20")
     for panel, name in zip(panels[0], data, strict=True):
         for place, contender in enumerate(found["settings"]["contenders"]):
             runs = [r for r in found["runs"] if (r["data"], r["contender"]) == (name, contender)]
-            for number, run in enumerate(run for run in runs if not run["diverged"]):
-                curve = run["curve"]
-                key = "personal_mean" if main_figure(run) == "personal_mean" else "global_accuracy"
-                sent = [(u + d) / 8e6 for u, d in zip(curve["up"], curve["down"], strict=True)]
-                label = contender if not number else None
-                panel.plot(sent[1:], curve[key][1:], color=colours(place), label=label, lw=1)
+            sent, reached = line([run for run in runs if not run["diverged"]])
+            panel.plot(sent, reached, color=colours(place), label=contender, lw=1.5)
         panel.set(title=name, xlabel="MB sent, both ways", ylabel="accuracy", xscale="log")
-    panels[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    named = panels[0][0].get_legend_handles_labels()
+    figure.legend(*named, loc="lower center", ncols=7, fontsize=8)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return "\n".join(row.rstrip() for row in text.getvalue().splitlines()) + "\n"
+
+
+def line(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """Megabytes and accuracies, means over seeds, at the rounds that all seeds reached."""
+    sent, reached = [], []
+    for rows in zip(*(points(run) for run in runs), strict=False):
+        sent.append(fmean(megabytes for megabytes, _ in rows))
+        reached.append(fmean(accuracy for _, accuracy in rows))
+    return sent, reached
+
+
+def points(run: Run) -> list[tuple[float, float]]:
+    """Megabytes and accuracy at each evaluation after the first round."""
+    curve = run["curve"]
+    key = "personal_mean" if main_figure(run) == "personal_mean" else "global_accuracy"
+    sent = [(up + down) / 8e6 for up, down in zip(curve["up"], curve["down"], strict=True)]
+    return list(zip(sent, curve[key], strict=True))[1:]
+
+
+def study() -> Any:
+    return json.loads(STUDY.read_text())
 
 
 def main() -> None:
-    source = Path(sys.argv[1]) if sys.argv[1:] else STUDY
-    if not source.exists():
-        sys.exit(f"there is no {source}; `python -m benchmarks compression` makes it")
-    found = json.loads(source.read_text())
-    print(table(found))
-    picture(found, PICTURE if source == STUDY else source.with_suffix(".svg"))
+    print(table(study()))
+    PICTURE.write_text(picture(study()))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import sparse_fl
 import table
 
 import arithmetic
+import compression
 import submodels
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +77,7 @@ PAGES: Mapping[Path, Blocks] = {
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
+    DOCS / "compression.md": {"study": lambda: compression.table(compression.study())},
     DOCS / "widths.md": {"submodels": submodels.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
@@ -101,7 +103,8 @@ def written() -> dict[Path, str]:
         for page, blocks in PAGES.items()
     }
     pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
-    for others in (*pages, sparse_fl.pictures()):
+    drawn = {compression.PICTURE: compression.picture(compression.study())}
+    for others in (*pages, sparse_fl.pictures(), drawn):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
