@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 
 from gossamer import data, fields, goals, models
-from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
 from gossamer.compression import compress, directions
 from gossamer.config_paths import absolute as absolute
@@ -22,6 +21,7 @@ from gossamer.core import AnyMethod, Examples, Key
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
+from gossamer.engine import conditions
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.fields import option
@@ -143,8 +143,7 @@ class Config:
         fields.check(self.experiment)
         fields.check(self.options)
         Mode.parse(self.experiment.wire).check()
-        if self.options.network:
-            Network.parse(self.options.network)
+        conditions.check_text(self.options)
         if self.experiment.dp:
             Spec.parse(self.experiment.dp)
 

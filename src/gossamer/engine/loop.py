@@ -15,13 +15,14 @@ from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
 from gossamer.data.federation import Federation
 from gossamer.engine import checkpoint, resuming, until
 from gossamer.engine.arithmetic import arithmetic_chosen
+from gossamer.engine.asynchronous import Underway, begins
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.checks import check_settings, ctx_of
+from gossamer.engine.choosing import updated
 from gossamer.engine.client import Abandoned, ClientError, Stop
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, sample_notice
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Sink, StateLost
-from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
 from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
@@ -32,7 +33,9 @@ from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.engine.summary import Summary, best, environment, run_finished, run_started, summarise
+from gossamer.engine.synchronous import Together
 from gossamer.engine.transport import Transport
+from gossamer.engine.virtual_time import Gathered
 from gossamer.engine.workers import Threads, Workers
 from gossamer.task import Task
 from gossamer.wire import dump, fingerprint, load, record_types
@@ -139,6 +142,7 @@ class _Loop:
         self.progress = Progress()
         self.state: Any = None
         self.log: EventLog | None = None
+        self.underway: Underway | None = None
         self.resources = ExitStack()
         self.began = time.perf_counter()
         self.saved_at = self.began
@@ -173,7 +177,11 @@ class _Loop:
         spent = self.progress.privacy
         self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
-        self.pool = self.run.pool
+        shared = (self.run, self.conversations)
+        self.together = Together(*shared, self.transport, self.workers, self.visit)
+        if self.run.conditions.asynchronous is not None:
+            self.underway = Underway(*shared, self.workers, self.visit)
+            self.underway.resume(self.progress.underway, saved.past if saved else {})
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
@@ -230,9 +238,9 @@ class _Loop:
 
     def round(self, number: int) -> None:
         """Trains and merges one round, and reports it."""
-        started = time.perf_counter()
-        ctx = ctx_of(self.run, number)
-        replies, refused = self.exchange(ctx)
+        started, ctx = time.perf_counter(), ctx_of(self.run, number)
+        gathered, refused = self.exchange(ctx)
+        replies, stopped, timed = gathered.replies, gathered.stopped, gathered.timed
         failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
         for reply in replies:
@@ -242,9 +250,14 @@ class _Loop:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
+        for each in stopped:
+            self.emit(each)
+        if timed is not None:
+            self.emit(timed)
         self.account(number, [event.client for event in finished])
-        timed = self.run.network is not None
-        self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
+        known = replace(self.progress, seen=updated(self.run, self.progress.seen, finished))
+        now, so_far = timed.ended if timed else None, self.seconds()
+        self.progress = advanced(known, finished, failures, stopped, now=now, seconds=so_far)
         summary = round_finished(self.progress, finished, failures)
         self.emit(summary, time.perf_counter() - started)
         before, self.shown = self.shown, measures(self.run.method, ctx, self.state)
@@ -258,32 +271,34 @@ class _Loop:
         headline = self.run.task.goal.headline
         return until.reached(self.run.options.until, self.progress, headline.name, headline.better)
 
-    def exchange(self, ctx: Ctx) -> tuple[list[Reply], list[ClientFailed]]:
-        """The message path of a round: from choosing the clients to merging their replies.
+    def exchange(self, ctx: Ctx) -> tuple[Gathered, list[ClientFailed]]:
+        """Gathers replies, in a round or as they come, and merges them.
 
         Returns:
-            The replies in the order of client ids, and those that were refused.
+            What was gathered, and the replies that were refused.
         """
-        method, pool = self.run.method, self.pool
-        chosen = self.guard.cohort(ctx, pool) if self.guard else None
-        if chosen is None:
-            chosen = method.cohort(ctx, self.state, pool)
-        cohort = sorted(chosen, key=lambda client: client.id)
-        visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
-        replies = self.transport.hold(self.conversations, ctx, self.state, visits)
-        replies.sort(key=lambda reply: reply.client.id)
-        merged = self.conversations.merge(ctx, self.state, replies, self.progress.norms)
-        self.state, self.progress = merged.state, replace(self.progress, norms=merged.norms)
-        return replies, list(merged.refused)
+        progress, underway = self.progress, self.underway
+        stands = (ctx, self.state, progress.device_seconds or 0.0, progress.seen)
+        if underway is not None and ctx.round > begins(self.run):
+            gathered, rebased = underway.gather(*stands), underway.rebased(ctx, self.state)
+        else:
+            gathered, rebased = self.together.gather(*stands), None
+        merged = self.conversations.merge(
+            ctx, self.state, gathered.replies, progress.norms, rebased
+        )
+        self.state = merged.state
+        settled = underway.settled() if underway is not None else []
+        self.progress = replace(progress, norms=merged.norms, underway=settled)
+        return gathered, list(merged.refused)
 
-    def visit(self, ctx: Ctx, client: Client, cohort: int) -> Visit:
+    def visit(self, ctx: Ctx, state: Any, client: Client, cohort: int) -> Visit:
         """What to send to a client; a paper may charge it for the clients that take no part."""
         method, charged = self.run.method, 1.0
         if self.run.accounting.recipients == "all":
             charged = len(self.run.federation.pool) / cohort
         resend = getattr(method, "resend", None)
-        again = partial(resend, ctx, self.state, client) if resend else None
-        return Visit(client, method.down(ctx, self.state, client), charged, again)
+        again = partial(resend, ctx, state, client) if resend else None
+        return Visit(client, method.down(ctx, state, client), charged, again)
 
     def account(self, number: int, senders: Sequence[int]) -> None:
         """Reports what a round has cost clients under differential privacy."""
@@ -353,6 +368,7 @@ class _Loop:
             self.beside,
             environment(),
             self.run.rounds,
+            self.underway.past(self.progress.underway) if self.underway else {},
         )
 
     def rollback(self) -> None:

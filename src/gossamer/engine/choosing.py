@@ -1,0 +1,95 @@
+"""Whom a run asks: the method's own cohort, among the clients that are there and preferred."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer import fields
+from gossamer.core import Client, Ctx
+from gossamer.devices.selection import Sampling, Seen, candidates, preferred, present, when
+from gossamer.engine.events import ClientFinished
+from gossamer.engine.run_record import Run
+
+Known = Mapping[str, Sequence[Any]]
+"""What a checkpoint keeps of `Seen`, by client."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The clients of a round, ordered by id."""
+
+    clients: Sequence[Client]
+    wanted: int
+    """How many replies are enough."""
+    time: float
+    """The virtual time at which they are asked."""
+
+
+def chosen(
+    run: Run,
+    ctx: Ctx,
+    state: Any,
+    now: float,
+    known: Known,
+    *,
+    count: int = 0,
+    busy: Collection[int] = (),
+) -> Chosen:
+    """Chooses clients.
+
+    The method's `cohort` decides, as always. What it decides among is a part of the pool: those
+    that are free, there, and preferred.
+
+    Args:
+        run: The run.
+        ctx: Where the server stands.
+        state: Its state.
+        now: The virtual time.
+        known: What the server has seen of clients.
+        count: How many to choose; 0: as many as the method asks for, and spare ones.
+        busy: Clients that cannot be chosen.
+    """
+    method, pool, fleet = run.method, run.pool, run.fleet
+    rule, more = run.conditions.sampling, run.conditions.oversample
+    clients = fields.value(method, "clients")
+    whole = (fleet is None or fleet.always) and rule == Sampling() and not busy
+    asked = count or math.ceil((clients or 1) * more)
+    if whole:
+        some, time = pool, now
+    else:
+        assert fleet is not None
+        some = candidates(ctx.key, pool, asked, busy)
+        time = when(fleet, some, now, asked)
+        some = present(fleet, some, time)
+        seen = {int(client): Seen(*values) for client, values in known.items()}
+        some = preferred(rule, ctx.key, some, asked, seen, ctx.round)
+    if not isinstance(clients, int):
+        cohort = method.cohort(ctx, state, some)
+        return Chosen(sorted(cohort, key=_by_id), len(cohort), time)
+
+    def cohort_of(number: int) -> Sequence[Client]:
+        number = min(number, len(some))
+        sized = method if number == clients else fields.replace(method, {"clients": number})
+        return sized.cohort(ctx, state, some)
+
+    cohort = sorted(cohort_of(asked), key=_by_id)
+    wanted = len(cohort_of(clients)) if more > 1 and not count else len(cohort)
+    return Chosen(cohort, min(wanted, len(cohort)), time)
+
+
+def _by_id(client: Client) -> int:
+    return client.id
+
+
+def updated(run: Run, known: dict[str, Any], finished: Sequence[ClientFinished]) -> dict[str, Any]:
+    """What the server has seen after a round; nothing unless a rule needs it."""
+    if run.conditions.sampling == Sampling():
+        return known
+    new = {
+        str(event.client): (event.round, event.device_seconds or 0.0, event.metrics.get("loss"))
+        for event in finished
+    }
+    return {**known, **new}
