@@ -49,7 +49,7 @@ def chosen(
         state: Its state.
         now: The virtual time.
         known: What the server has seen of clients.
-        count: How many to choose; 0: as many as the method asks for, and spare ones.
+        count: How many to choose at most; 0: as many as the method asks for, and spare ones.
         busy: Clients that cannot be chosen.
     """
     method, pool, fleet = run.method, run.pool, run.fleet
@@ -57,18 +57,21 @@ def chosen(
     clients = fields.value(method, "clients")
     whole = (fleet is None or fleet.always) and rule == Sampling() and not busy
     asked = count or math.ceil((clients or 1) * more)
+    if whole and asked == (clients or 1):
+        cohort = sorted(method.cohort(ctx, state, pool), key=_by_id)
+        return Chosen(cohort, len(cohort), now)
     if whole:
         some, time = pool, now
     else:
         assert fleet is not None
         some = candidates(ctx.key, pool, asked, busy)
-        time = when(fleet, some, now, asked)
+        time = when(fleet, some, now, 1 if count else asked)
         some = present(fleet, some, time)
-        seen = {int(client): Seen(*values) for client, values in known.items()}
+        seen = {each.id: Seen(*known[str(each.id)]) for each in some if str(each.id) in known}
         some = preferred(rule, ctx.key, some, asked, seen, ctx.round)
     if not isinstance(clients, int):
-        cohort = method.cohort(ctx, state, some)
-        return Chosen(sorted(cohort, key=_by_id), len(cohort), time)
+        cohort = sorted(method.cohort(ctx, state, some), key=_by_id)
+        return Chosen(cohort, len(cohort), time)
 
     def cohort_of(number: int) -> Sequence[Client]:
         number = min(number, len(some))

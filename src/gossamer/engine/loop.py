@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
-from gossamer.data.federation import Federation
+from gossamer.core import Client, Ctx, Measures
 from gossamer.engine import checkpoint, resuming, until
 from gossamer.engine.arithmetic import arithmetic_chosen
 from gossamer.engine.asynchronous import Underway, begins
@@ -23,61 +22,24 @@ from gossamer.engine.client import Abandoned, ClientError, Stop
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, sample_notice
 from gossamer.engine.events import ClientFailed, Clock, Event, EventLog, Sink, StateLost
+from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
 from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
-from gossamer.engine.options import Options
 from gossamer.engine.privacy import Guard, Spent
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.engine.summary import Summary, best, environment, run_finished, run_started, summarise
-from gossamer.engine.synchronous import Together
+from gossamer.engine.synchronous import Change, Together
 from gossamer.engine.transport import Transport
 from gossamer.engine.virtual_time import Gathered
 from gossamer.engine.workers import Threads, Workers
-from gossamer.task import Task
 from gossamer.wire import dump, fingerprint, load, record_types
 
 CHECKPOINT_OVERHEAD = 0.02
 """The share of the time that adaptive checkpoints may take."""
-
-
-def run(
-    method: AnyMethod,
-    task: Task,
-    federation: Federation,
-    *,
-    rounds: int,
-    seed: int = 0,
-    out: str | Path | None = None,
-    options: Options = Options(),
-    sinks: Sequence[Sink] = (),
-) -> Summary:
-    """Trains a method on a federation; the same call gives the same bits.
-
-    `start` has further ways to execute a run: resuming, stopping, other encodings and transports.
-
-    Args:
-        method: The method, with its hyper-parameters.
-        task: The model and its loss.
-        federation: The clients and their data.
-        rounds: Rounds of communication.
-        seed: Of all randomness.
-        out: A folder for events and checkpoints; None keeps nothing.
-        options: How the run is executed and reported.
-        sinks: Where events go besides the log in `out`.
-
-    Returns:
-        The last and best figures, the costs and the final state.
-
-    Raises:
-        ClientError: A client failed, and failures are not to be skipped.
-    """
-    folder = None if out is None else Path(out)
-    what = Run(method, task, federation, rounds=rounds, key=Key(seed), options=options, out=folder)
-    return start(what, sinks=sinks)
 
 
 def start(
@@ -113,7 +75,7 @@ def start(
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
         _ = run.task.planned  # traced once, before threads share it
-        _ = run.rule, run.pool  # both are kept for all rounds
+        _ = run.rule, run.pool, run.fleet, run.conditions  # they are kept for all rounds
         workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
         loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))
@@ -178,7 +140,7 @@ class _Loop:
         self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
         shared = (self.run, self.conversations)
-        self.together = Together(*shared, self.transport, self.workers, self.visit)
+        self.together = Together(*shared, self.workers, self.ask)
         if self.run.conditions.asynchronous is not None:
             self.underway = Underway(*shared, self.workers, self.visit)
             self.underway.resume(self.progress.underway, saved.past if saved else {})
@@ -281,8 +243,10 @@ class _Loop:
         stands = (ctx, self.state, progress.device_seconds or 0.0, progress.seen)
         if underway is not None and ctx.round > begins(self.run):
             gathered, rebased = underway.gather(*stands), underway.rebased(ctx, self.state)
-        else:
+        elif self.run.fleet is not None:
             gathered, rebased = self.together.gather(*stands), None
+        else:
+            gathered, rebased = Gathered(self.ask(ctx, self.state, self.cohort(ctx))), None
         merged = self.conversations.merge(
             ctx, self.state, gathered.replies, progress.norms, rebased
         )
@@ -290,6 +254,22 @@ class _Loop:
         settled = underway.settled() if underway is not None else []
         self.progress = replace(progress, norms=merged.norms, underway=settled)
         return gathered, list(merged.refused)
+
+    def cohort(self, ctx: Ctx) -> Sequence[Client]:
+        """The clients that the method chooses, or those that differential privacy asks for."""
+        if self.guard is not None:
+            return self.guard.cohort(ctx, self.run.pool)
+        return self.run.method.cohort(ctx, self.state, self.run.pool)
+
+    def ask(
+        self, ctx: Ctx, state: Any, clients: Sequence[Client], changed: Change | None = None
+    ) -> list[Reply]:
+        """The message path of a round: the replies of clients, in the order of their ids."""
+        cohort = sorted(clients, key=lambda client: client.id)
+        visits = [self.visit(ctx, state, client, len(cohort)) for client in cohort]
+        asked = changed(visits) if changed else visits
+        replies = self.transport.hold(self.conversations, ctx, state, asked)
+        return sorted(replies, key=lambda reply: reply.client.id)
 
     def visit(self, ctx: Ctx, state: Any, client: Client, cohort: int) -> Visit:
         """What to send to a client; a paper may charge it for the clients that take no part."""

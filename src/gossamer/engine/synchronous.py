@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 from gossamer.core import Client, Ctx
 from gossamer.engine.choosing import Chosen, Known, chosen
 from gossamer.engine.conversation import Conversations, Visit
+from gossamer.engine.expected import Reply
 from gossamer.engine.run_record import Run
-from gossamer.engine.transport import Transport
 from gossamer.engine.virtual_time import Gathered, affordable, judged, part_of
 from gossamer.engine.workers import Workers
 from gossamer.task import Task
+
+Change: TypeAlias = Callable[[Sequence[Visit]], Sequence[Visit]]
+"""Makes other requests of those that are meant for clients."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,12 @@ class Together:
 
     run: Run
     conversations: Conversations
-    transport: Transport
     workers: Workers
-    visit: Callable[[Ctx, Any, Client, int], Visit]
-    """What to send to a client of so many."""
+    ask: Callable[[Ctx, Any, Sequence[Client], Change | None], list[Reply]]
+    """The replies of clients, in the order of ids, after a change of what they are asked."""
 
     def gather(self, ctx: Ctx, state: Any, now: float, known: Known) -> Gathered:
-        """The message path of a round: from choosing the clients to their replies.
+        """The replies of a round in virtual time.
 
         Args:
             ctx: Where the server stands.
@@ -41,18 +43,13 @@ class Together:
         if guard is None:
             found = chosen(run, ctx, state, now, known)
         else:
-            drawn = sorted(guard.cohort(ctx, run.pool), key=lambda client: client.id)
+            drawn = guard.cohort(ctx, run.pool)
             found = Chosen(drawn, len(drawn), now)
-        visits = [self.visit(ctx, state, each, len(found.clients)) for each in found.clients]
-        if run.conditions.partial:
-            visits = self._shortened(ctx, visits, found.time)
-        replies = self.transport.hold(self.conversations, ctx, state, visits)
-        replies.sort(key=lambda reply: reply.client.id)
-        if run.fleet is None:
-            return Gathered(replies)
+        shorter = partial(self._shortened, ctx, found.time) if run.conditions.partial else None
+        replies = self.ask(ctx, state, found.clients, shorter)
         return judged(run, ctx.round, replies, found.wanted, found.time)
 
-    def _shortened(self, ctx: Ctx, visits: Sequence[Visit], began: float) -> list[Visit]:
+    def _shortened(self, ctx: Ctx, began: float, visits: Sequence[Visit]) -> Sequence[Visit]:
         """Visits with as many steps as fit the deadline, as a rehearsal without steps shows."""
 
         def rehearsed(task: Task, visit: Visit) -> Visit:
