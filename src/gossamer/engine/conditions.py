@@ -102,6 +102,7 @@ def check_text(options: Options) -> None:
 
 def check(run: Run) -> None:
     """Raises ValueError if a method cannot be run under the conditions."""
+    fields.check(run.options)
     check_text(run.options)
     _ = run.fleet
     conditions, declared = run.conditions, timing(run.method)
