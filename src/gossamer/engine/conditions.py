@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gossamer import fields
@@ -85,9 +85,6 @@ def check_text(options: Options) -> None:
     conditions = Conditions.parse(options)
     if options.devices and options.network:
         raise ValueError("`network=` is a class of `devices=`; use one of them")
-    if not (options.devices or options.network) and (given := changed(options)):
-        name = next(iter(given))
-        raise ValueError(f"`{name}=` needs to know the devices, e.g. `devices='phone-2024'`")
     text = options.devices or options.network
     if not text.endswith(".csv"):
         fleet_of(options, Key(0), 1)
@@ -100,11 +97,32 @@ def check_text(options: Options) -> None:
         raise ValueError("`partial=` is about clients that miss a deadline; add `deadline='60s'`")
 
 
+def on_network(options: Options) -> tuple[Options, dict[str, float]]:
+    """What options mean on a real network, where devices are real and time is.
+
+    Returns:
+        Options without conditions, and those conditions that a server can keep: the deadline of a
+        round in seconds, and how many times more clients are asked than needed.
+
+    Raises:
+        ValueError: A condition can only be simulated.
+    """
+    given = changed(options)
+    for name in given:
+        if name not in ("deadline", "oversample"):
+            raise ValueError(f"`{name}=` is simulated; on a network devices are real, leave it out")
+    conditions, usual = Conditions.parse(options), Options()
+    kept = {name: getattr(conditions, name) for name in given}
+    return replace(options, **{name: getattr(usual, name) for name in given}), kept
+
+
 def check(run: Run) -> None:
     """Raises ValueError if a method cannot be run under the conditions."""
     fields.check(run.options)
     check_text(run.options)
-    _ = run.fleet
+    if run.fleet is None and not run.real_time and (given := changed(run.options)):
+        name = next(iter(given))
+        raise ValueError(f"`{name}=` needs to know the devices, e.g. `devices='phone-2024'`")
     conditions, declared = run.conditions, timing(run.method)
     if conditions.partial and not declared.partial:
         raise ValueError(

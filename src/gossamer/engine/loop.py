@@ -142,6 +142,8 @@ class _Loop:
         shared = (self.run, self.conversations)
         self.together = Together(*shared, self.workers, self.ask)
         if self.run.conditions.asynchronous is not None:
+            if not isinstance(self.transport, Threads):
+                raise ValueError("`asynchronous=` needs clients in threads; use that engine")
             self.underway = Underway(*shared, self.workers, self.visit)
             self.underway.resume(self.progress.underway, saved.past if saved else {})
         remote_figures = partial(self.transport.figures, self.conversations)
@@ -243,7 +245,7 @@ class _Loop:
         stands = (ctx, self.state, progress.device_seconds or 0.0, progress.seen)
         if underway is not None and ctx.round > begins(self.run):
             gathered, rebased = underway.gather(*stands), underway.rebased(ctx, self.state)
-        elif self.run.fleet is not None:
+        elif self.run.fleet is not None or self.run.conditions.oversample > 1:
             gathered, rebased = self.together.gather(*stands), None
         else:
             gathered, rebased = Gathered(self.ask(ctx, self.state, self.cohort(ctx))), None

@@ -46,6 +46,8 @@ class Run:
     """Differential privacy, as `--dp` writes it; empty: none."""
     secret_noise: bool = False
     """Whether noise and cohorts under `dp` come from the operating system, not from the key."""
+    real_time: bool = False
+    """Whether clients are on a network, where time is not simulated."""
     dry: bool = False
     """Whether clients skip their training steps; see `gossamer.accounting.dry_run`."""
     accounting: Accounting = field(init=False)
@@ -138,7 +140,7 @@ class Run:
         differing = {name: getattr(self.options, name) for name in names}
         differing = {n: value for n, value in differing.items() if value != getattr(usual, n)}
         protection = [differing] if differing else []
-        conditions = changed(self.options)
+        conditions = {} if self.real_time else changed(self.options)
         private = [f"dp {self.dp}"] if self.dp else []
         known = [self.task.fingerprints] if self.task.fingerprints else []
         goal = [] if self.task.goal.facts == CLASSIFICATION.facts else [self.task.goal.facts]

@@ -47,6 +47,8 @@ class Together:
             found = Chosen(drawn, len(drawn), now)
         shorter = partial(self._shortened, ctx, found.time) if run.conditions.partial else None
         replies = self.ask(ctx, state, found.clients, shorter)
+        if run.fleet is None:  # the transport has kept the time
+            return Gathered(replies)
         return judged(run, ctx.round, replies, found.wanted, found.time)
 
     def _shortened(self, ctx: Ctx, began: float, visits: Sequence[Visit]) -> Sequence[Visit]:
