@@ -268,6 +268,8 @@ class ServerTransport:
             open = []
             received = self.carrier.collect(list(waiting))
             for incoming in received:
+                if came >= enough:
+                    break
                 each = waiting.pop(incoming.id)
                 reply = self._next(conversations, each, incoming)
                 if reply is None:
@@ -275,7 +277,7 @@ class ServerTransport:
                 else:
                     came += reply.event is not None
                     yield reply
-            if came >= enough and enough < len(visits):
+            if came >= enough:
                 for each in (*open, *waiting.values()):
                     yield _fail(each, "enough others had answered")
                 return
