@@ -12,6 +12,7 @@ from benchmarks import (
     arithmetic,
     compact,
     compression,
+    devices,
     flower,
     masks,
     messages,
@@ -33,6 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "speed": speed.measure,
     "scale": scale.measure,
+    "devices": devices.measure,
     "masks": masks.measure,
     "wire": wire.measure,
     "numbers": numbers.measure,

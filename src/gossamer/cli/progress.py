@@ -23,7 +23,7 @@ from gossamer.engine.events import (
     StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
-from gossamer.report.units import score
+from gossamer.report.units import score, seconds
 from gossamer.task.metrics import titled
 
 
@@ -40,6 +40,7 @@ class Figures:
         self.bits = 0
         self.density = 1.0
         self.epsilon: float | None = None
+        self.virtual: float | None = None
         self.speed = 0.0
         self._examples = 0
         self._start = time.monotonic()
@@ -56,6 +57,7 @@ class Figures:
                 self.round = event.round
                 self.bits = event.up + event.down
                 self.density = event.density
+                self.virtual = event.device_seconds
                 self.speed = self._examples / max(clock.seconds, 1e-9)
                 self._examples = 0
             case PrivacySpent():
@@ -80,6 +82,7 @@ class Figures:
             bits(self.bits),
             f"density {self.density:.3g}",
             *([] if self.epsilon is None else [f"epsilon {self.epsilon:.3g}"]),
+            *([] if self.virtual is None else [f"virtual {seconds(self.virtual)}"]),
             f"{self.speed:,.0f} examples/s",
             f"left {self.left()}",
         ]

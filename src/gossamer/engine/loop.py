@@ -67,11 +67,11 @@ def start(
         checkpoint.Unusable: The folder is of another run, or is in use.
         files.Damaged: Files of the run are damaged, and no older checkpoint helps.
     """
-    check_settings(run)
     with ExitStack() as stack:
         if run.out is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
             run = replace(run, out=Path(folder))
+        check_settings(run)
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
         _ = run.task.planned  # traced once, before threads share it

@@ -22,6 +22,7 @@ from gossamer.optim import Training
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
 from gossamer.report.runs import EVALUATED, Curve, Headline, Run
+from gossamer.report.waiting import Waiting
 
 FORMAT = 1
 ADAM = ("optimiser", "adam_beta1", "adam_beta2", "adam_eps", "moments")
@@ -72,6 +73,7 @@ def keep(run: Run, path: Path) -> Path:
             "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
         },
         "failed": run.failed,
+        **({"devices": {n: vars(each) for n, each in run.devices.items()}} if run.devices else {}),
         "densities": list(run.densities),
         "layers": _layers(run.layers),
         "curves": {"round": rounds, **columns},
@@ -100,6 +102,7 @@ def read_kept(path: Path) -> Run:
             finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
             curves={_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
             failed=content["failed"],
+            devices={n: Waiting(**each) for n, each in content.get("devices", {}).items()},
             densities=content.get("densities", ()),
             layers=_layer_curves(content.get("layers", {})),
             config=content["config"],

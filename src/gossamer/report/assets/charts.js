@@ -11,7 +11,7 @@ const Charts = (() => {
     rounds: { x: "round", name: "round", text: round },
     sent: { x: "sent", name: "bits sent, both directions", text: bits },
     paper: { x: "paper", name: "bits as the papers count, both directions", text: bits },
-    device_seconds: { x: "device_seconds", name: "time on simulated devices", text: seconds, unit },
+    device_seconds: { x: "device_seconds", name: "virtual time on devices", text: seconds, unit },
     flops: { x: "flops", name: "floating-point operations of all clients", text: operations },
   };
 
