@@ -30,7 +30,7 @@ DAY = 86400
 def traces(pool: int, path: Path) -> Path:
     """Two spans a day for everybody: at night, and around noon."""
     draw = np.random.default_rng(1)
-    night = draw.uniform(0, 6 * 3600, pool)
+    night = np.maximum(draw.uniform(-2 * 3600, 6 * 3600, pool), 0)
     noon = draw.uniform(10 * 3600, 14 * 3600, pool)
     rows = np.empty((2 * pool, 3))
     rows[:, 0] = np.repeat(np.arange(pool), 2)

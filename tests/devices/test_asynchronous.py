@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -113,6 +114,12 @@ def test_events_happen_in_the_order_of_virtual_time(tmp_path: Path) -> None:
     # A client begins at the start, or when another one arrives.
     begins = {part["began"] for row in log for part in row["clients"]}
     assert begins <= {0.0, *arrivals}
+
+
+def test_all_clients_of_a_pool_take_part(tmp_path: Path) -> None:
+    adding(tmp_path, "buffer=2,concurrency=3", rounds=40)
+    clients = Counter(part["client"] for row in timed(tmp_path) for part in row["clients"])
+    assert len(clients) == 12
 
 
 def test_a_client_is_never_under_way_twice(tmp_path: Path) -> None:

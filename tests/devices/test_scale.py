@@ -17,9 +17,7 @@ POOL, COHORT, ROUNDS = 1_000_000, 10, 3
 
 
 @pytest.mark.parametrize("how", ["", "buffer=5,concurrency=10"], ids=["rounds", "asynchronous"])
-def test_a_run_draws_the_devices_that_it_looks_at_and_no_others(
-    how: str, tmp_path: Path
-) -> None:
+def test_a_run_draws_the_devices_that_it_looks_at_and_no_others(how: str, tmp_path: Path) -> None:
     began = time.perf_counter()
     federation = data.federation("synthetic", pool=POOL, seed=1)
     module = models.build("mlp:hidden=8", (60,), 10)

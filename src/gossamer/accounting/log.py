@@ -22,9 +22,9 @@ def ledger(log: Log) -> dict[Line, Bits]:
             lost = Bits(1, event["down"], 0.0, event.get("paper_down") or 0)
             lines["down", LOST, "all"] = lines.get(("down", LOST, "all"), Bits()) + lost
         if event["event"] == "client-stopped":
-            for line, paper in (("down", event["paper_down"]), ("up", 0)):
-                vain = Bits(1, event[line], 0.0, paper)
-                lines[line, STOPPED, "all"] = lines.get((line, STOPPED, "all"), Bits()) + vain
+            for way, paper in (("down", event["paper_down"]), ("up", 0)):
+                vain = Bits(1, event[way], 0.0, paper)
+                lines[way, STOPPED, "all"] = lines.get((way, STOPPED, "all"), Bits()) + vain
         for entry in event["traffic"] if event["event"] == "client-finished" else ():
             line = (entry["direction"], entry["message"], entry["leaf"])
             bits = Bits(1, entry["sent"], entry["information"], entry["paper"])

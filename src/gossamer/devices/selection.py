@@ -14,7 +14,7 @@ https://arxiv.org/abs/2010.01243
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,19 +72,40 @@ class Seen:
 Known = Mapping[int, Seen]
 
 
-def candidates(key: Key, pool: Sequence[Client], count: int, busy: Collection[int]) -> list[Client]:
+def candidates(
+    key: Key, pool: Sequence[Client], count: int, busy: Collection[int]
+) -> Iterator[Client]:
     """The clients to choose from: all that are free, or a uniform sample of a large pool."""
     look = LOOK + 4 * count
     if len(pool) <= look + len(busy):
-        return [client for client in pool if client.id not in busy]
-    order, found = Order(key.fold("candidates"), len(pool)), list[Client]()
+        yield from (client for client in pool if client.id not in busy)
+        return
+    order = Order(key.fold("candidates"), len(pool))
     for number in range(len(pool)):
         client = pool[order.place(number)]
         if client.id not in busy:
-            found.append(client)
-            if len(found) == look:
+            yield client
+            look -= 1
+            if not look:
+                return
+
+
+def first_present(
+    fleet: Fleet, clients: Iterator[Client], time: float, most: int
+) -> tuple[list[Client], list[Client]]:
+    """Looks at clients until so many are there.
+
+    Returns:
+        Those that are there, and all that were looked at; both ordered by id.
+    """
+    there, seen = list[Client](), list[Client]()
+    for client in clients:
+        seen.append(client)
+        if is_there(fleet.of(client.id).availability, time):
+            there.append(client)
+            if len(there) == most:
                 break
-    return sorted(found, key=lambda client: client.id)
+    return sorted(there, key=_by_id), sorted(seen, key=_by_id)
 
 
 def when(fleet: Fleet, clients: Sequence[Client], now: float, count: int) -> float:
@@ -109,6 +130,10 @@ def when(fleet: Fleet, clients: Sequence[Client], now: float, count: int) -> flo
             return time
         time = latest
     return comes(fleet.of(clients[0].id).availability, time)
+
+
+def _by_id(client: Client) -> int:
+    return client.id
 
 
 def present(fleet: Fleet, clients: Sequence[Client], time: float) -> list[Client]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from gossamer.core import Client, Ctx, Exchange
@@ -22,7 +23,7 @@ from gossamer.devices.declared import timing
 from gossamer.engine.checks import ctx_of
 from gossamer.engine.choosing import Known, chosen
 from gossamer.engine.conversation import Conversations, Visit
-from gossamer.engine.events import ClientFailed, ClientStopped, RoundTimed, Timed
+from gossamer.engine.events import ClientStopped, RoundTimed, Timed
 from gossamer.engine.expected import Reply
 from gossamer.engine.rebasing import Rebase
 from gossamer.engine.run_record import Run
@@ -57,12 +58,7 @@ class Flight:
     result: Callable[[], Reply]
     """Waits for its reply, which some worker computes."""
     part: Part | None = None
-    failure: ClientFailed | None = None
-
-    @property
-    def ended(self) -> tuple[float, int]:
-        """When something is heard of it, at the earliest if that is not known yet."""
-        return (self.bound if self.part is None else self.part.ended), self.client.id
+    """What becomes of it; None until that is known, and if it really failed."""
 
 
 @dataclass
@@ -77,6 +73,8 @@ class Underway:
     flights: dict[int, Flight] = field(default_factory=dict)
     states: dict[int, Any] = field(default_factory=dict)
     """The server's states by the round that clients began for with them."""
+    queue: list[tuple[float, int]] = field(default_factory=list)
+    """When something is heard of each client, at the earliest if that is not known; a heap."""
     rounds: dict[int, int] = field(default_factory=dict)
     """For which the clients began whose replies were gathered last."""
 
@@ -123,8 +121,8 @@ class Underway:
             starts += 1
             self._fill(here, state, now, known, busy={*self.flights, *buffer})
             flight = self._next()
-            now, waited = max(now, flight.ended[0]), flight.client.id
-            reply, part = flight.result(), flight.part
+            reply, part, waited = flight.result(), flight.part, flight.client.id
+            now = max(now, part.ended if part else flight.bound)
             if part is None:
                 assert reply.failure is not None
                 failed.append(replace(reply, failure=replace(reply.failure, round=ctx.round)))
@@ -173,9 +171,9 @@ class Underway:
         missing = asked.concurrency - len(self.flights)
         if missing <= 0:
             return
-        found = chosen(self.run, ctx, state, now, known, count=missing, busy=busy)
-        if found.time > now and self.flights:
-            return  # nobody is there; others may arrive before somebody comes
+        # If nobody is there, somebody under way may arrive before others come.
+        where, wait = (self.run, ctx, state, now, known), not self.flights
+        found = chosen(*where, count=missing, busy=busy, wait=wait)
         for client in found.clients:
             self._start(client, ctx.round, found.time)
 
@@ -194,21 +192,22 @@ class Underway:
 
         result = self.workers.submit(compute, visit)
         self.flights[client.id] = Flight(client, number, began, bound, result)
+        heappush(self.queue, (bound, client.id))
 
     def _next(self) -> Flight:
         """The client of whom something is heard next; it is no longer under way."""
         while True:
-            flight = min(self.flights.values(), key=lambda each: each.ended)
-            if flight.part is not None or flight.failure is not None:
+            flight = self.flights[heappop(self.queue)[1]]
+            if flight.part is not None:
                 return self.flights.pop(flight.client.id)
             reply = flight.result()
             if reply.event is None:
-                flight.failure = reply.failure
-                continue
+                return self.flights.pop(flight.client.id)
             part = part_of(self.run, reply, flight.round, flight.began)
             if part.ended > (limit := flight.began + self.run.conditions.deadline):
                 part = replace(part, ended=limit, outcome=LATE)
             flight.part = part
+            heappush(self.queue, (part.ended, flight.client.id))
 
     def _clients(self, ids: Sequence[int]) -> list[Client]:
         pool = self.run.pool

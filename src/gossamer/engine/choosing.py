@@ -7,12 +7,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer import fields
 from gossamer.core import Client, Ctx
-from gossamer.devices.selection import Sampling, Seen, candidates, preferred, present, when
+from gossamer.devices.selection import (
+    LOOK,
+    Sampling,
+    Seen,
+    candidates,
+    first_present,
+    preferred,
+    present,
+    when,
+)
 from gossamer.engine.events import ClientFinished
 from gossamer.engine.run_record import Run
 
+FEW = 8
+"""Clients that are there, among whom a method chooses one that begins by itself."""
 Known = Mapping[str, Sequence[Any]]
 """What a checkpoint keeps of `Seen`, by client."""
 
@@ -37,6 +47,7 @@ def chosen(
     *,
     count: int = 0,
     busy: Collection[int] = (),
+    wait: bool = True,
 ) -> Chosen:
     """Chooses clients.
 
@@ -51,10 +62,11 @@ def chosen(
         known: What the server has seen of clients.
         count: How many to choose at most; 0: as many as the method asks for, and spare ones.
         busy: Clients that cannot be chosen.
+        wait: Whether to wait if nobody is there; otherwise nobody may be chosen.
     """
     method, pool, fleet = run.method, run.pool, run.fleet
     rule, more = run.conditions.sampling, run.conditions.oversample
-    clients = fields.value(method, "clients")
+    clients = run.clients
     whole = (fleet is None or fleet.always) and rule == Sampling() and not busy
     asked = count or math.ceil((clients or 1) * more)
     if whole and asked == (clients or 1):
@@ -64,19 +76,26 @@ def chosen(
         some, time = pool, now
     else:
         assert fleet is not None
-        some = candidates(ctx.key, pool, asked, busy)
-        time = when(fleet, some, now, 1 if count else asked)
-        some = present(fleet, some, time)
+        # Of a large pool, few need be looked at for a few clients that begin now.
+        large = len(pool) > LOOK + len(busy)
+        most = FEW * count if count and large and rule == Sampling() else len(pool)
+        found = candidates(ctx.key, pool, 0 if count else asked, busy)
+        some, looked_at = first_present(fleet, found, now, most)
+        time, least = now, 1 if count else asked
+        if not some and not wait:
+            return Chosen([], 0, now)
+        if len(some) < least:
+            time = when(fleet, looked_at, now, least)
+            some = present(fleet, looked_at, time)
         seen = {each.id: Seen(*known[str(each.id)]) for each in some if str(each.id) in known}
         some = preferred(rule, ctx.key, some, asked, seen, ctx.round)
-    if not isinstance(clients, int):
+    if clients is None:
         cohort = sorted(method.cohort(ctx, state, some), key=_by_id)
         return Chosen(cohort, len(cohort), time)
 
     def cohort_of(number: int) -> Sequence[Client]:
         number = min(number, len(some))
-        sized = method if number == clients else fields.replace(method, {"clients": number})
-        return sized.cohort(ctx, state, some)
+        return run.asking(number).cohort(ctx, state, some)
 
     cohort = sorted(cohort_of(asked), key=_by_id)
     wanted = len(cohort_of(clients)) if more > 1 and not count else len(cohort)

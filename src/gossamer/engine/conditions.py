@@ -135,8 +135,7 @@ def check(run: Run) -> None:
             "`dp=` counts on clients that are drawn uniformly; leave out `availability=`, "
             "`sampling=`, `oversample=` and `asynchronous=`"
         )
-    clients = fields.value(run.method, "clients")
-    if not isinstance(clients, int) and (conditions.oversample > 1 or conditions.asynchronous):
+    if run.clients is None and (conditions.oversample > 1 or conditions.asynchronous):
         raise ValueError(f"{run.name} has no setting `clients`, so that nobody can be added to it")
     if conditions.asynchronous is not None:
         _check_asynchronous(run, conditions.asynchronous)

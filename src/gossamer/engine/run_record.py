@@ -89,6 +89,22 @@ class Run:
         return Conditions.parse(self.options)
 
     @cached_property
+    def clients(self) -> int | None:
+        """Clients per round, if that is a setting of the method."""
+        count = fields.value(self.method, "clients")
+        return count if isinstance(count, int) else None
+
+    def asking(self, clients: int) -> AnyMethod:
+        """The method with another number of clients per round."""
+        if clients not in self._asking:
+            self._asking[clients] = fields.replace(self.method, {"clients": clients})
+        return self._asking[clients]
+
+    @cached_property
+    def _asking(self) -> dict[int, AnyMethod]:
+        return {}
+
+    @cached_property
     def budgets(self) -> tuple[float, ...]:
         """Each budget in the pool once, ascending."""
         return budgets_of(self.federation.pool)
