@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import (
     arithmetic,
+    clock,
     compact,
     compression,
     devices,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "speed": speed.measure,
     "scale": scale.measure,
     "devices": devices.measure,
+    "clock": clock.measure,
     "masks": masks.measure,
     "wire": wire.measure,
     "numbers": numbers.measure,

@@ -23,6 +23,7 @@ import robust
 import table
 
 import arithmetic
+import devices
 import submodels
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,12 @@ PAGES: Mapping[Path, Blocks] = {
         "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
     },
+    DOCS / "devices.md": {
+        "hours": devices.table,
+        "waited": devices.waited,
+        "clock": benchmarks.clock,
+        "million": benchmarks.million,
+    },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "widths.md": {"submodels": submodels.table},
@@ -80,7 +87,8 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}):
+    drawn = devices.pictures()
+    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, drawn):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
