@@ -45,6 +45,7 @@ class FedRep:
     weighting: Weighting = option("uniform", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
     timing: ClassVar[Timing] = WHOLE_JOBS
+    global_model: ClassVar[bool] = False
 
     # server ---------------------------------------------------------------------------------------
 

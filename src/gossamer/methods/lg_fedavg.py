@@ -38,6 +38,7 @@ class LGFedAvg:
     accounting: Accounting = Accounting()
     privacy: ClassVar[Privacy] = COVERED
     timing: ClassVar[Timing] = ANY_TIME
+    global_model: ClassVar[bool] = False
 
     def init(self, ctx: Ctx) -> Server:
         return Server(own_layers.initial(ctx, shared(ctx.task.layout, self.shared)))

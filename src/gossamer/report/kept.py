@@ -21,7 +21,7 @@ from gossamer.methods import METHODS
 from gossamer.optim import Training
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
-from gossamer.report.runs import EVALUATED, Curve, Headline, Run
+from gossamer.report.runs import EVALUATED, Curve, Headline, Run, meaningful
 from gossamer.report.waiting import Waiting
 
 FORMAT = 1
@@ -100,7 +100,10 @@ def read_kept(path: Path) -> Run:
             folder=str(path),
             started={**content["started"], "environment": content["environment"]},
             finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
-            curves={_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
+            curves=meaningful(
+                {_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
+                content["started"].get("method"),
+            ),
             failed=content["failed"],
             devices={n: Waiting(**each) for n, each in content.get("devices", {}).items()},
             densities=content.get("densities", ()),

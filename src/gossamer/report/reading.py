@@ -17,7 +17,18 @@ from gossamer.engine.files import Damaged, check_text
 from gossamer.engine.resuming import ROUNDS, judged
 from gossamer.report import waiting
 from gossamer.report.kept import read_kept
-from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line, NoRun, Run, number
+from gossamer.report.runs import (
+    EVALUATED,
+    MOST_TEXT,
+    ROUND,
+    Bits,
+    Curve,
+    Line,
+    NoRun,
+    Run,
+    meaningful,
+    number,
+)
 from gossamer.report.waiting import Waiting
 
 NAMED = 10
@@ -60,7 +71,7 @@ def read_run(folder: Path) -> Run:
         folder=shown,
         started=gathered.started,
         finished=gathered.finished,
-        curves=gathered.curves,
+        curves=meaningful(gathered.curves, gathered.started.get("method")),
         layers=gathered.layers,
         ledger={line: Bits(int(sums[0]), *sums[1:]) for line, sums in gathered.sums.items()},
         histogram=gathered.histogram,
@@ -144,6 +155,8 @@ class _Gathered:
         self.devices: dict[str, Waiting] = {}
         self.failed = 0
         self.lost = 0
+        self.trained = 0.0
+        """Seconds of local training so far, summed over clients."""
         self.dropped: Counter[int] = Counter()
         """Replies that were left out, by client."""
         self.known = 0
@@ -227,6 +240,8 @@ class _Gathered:
 
     def _round(self, event: dict[str, Any]) -> None:
         place = self._put(event, ROUND)
+        if self.trained:
+            self.curves.setdefault("training_seconds", {})[place] = self.trained
         for name, value in event.get("metrics", {}).items():
             kind, _, layer = str(name).partition(".")
             if kind == "sensitivity" and layer and number(value) is not None:
@@ -269,6 +284,7 @@ class _Gathered:
 
     def _client(self, event: dict[str, Any]) -> None:
         _place(event)
+        self.trained += number(event.get("clock", {}).get("seconds")) or 0.0
         for entry in event.get("traffic", ()):
             direction, message, leaf = entry["direction"], entry["message"], entry["leaf"]
             if direction not in ("up", "down"):
