@@ -12,6 +12,9 @@ from statistics import fmean, stdev
 
 from devices_study import RESULTS, TARGET, WAYS
 
+from gossamer.devices import PRESETS
+from gossamer.devices.declared import UNDECLARED, timing
+from gossamer.methods import METHODS
 from gossamer.report.kept import read_kept
 from gossamer.report.runs import Run
 from gossamer.report.waiting import together
@@ -23,10 +26,42 @@ NAMES = {
     "fedavg": "FedAvg",
     "fedavg-deadline": "FedAvg, deadline 30 s, 1.3 times the clients",
     "fedbuff": "FedBuff (FedAvg, buffer 10, 40 at once)",
-    "spdst-by-memory": "SPDST, density 0.1, budgets by memory",
+    "spdst-by-memory": "SPDST, density 0.2, budgets by memory",
     "spafl": "SpaFL",
     "fedsparse": "FedSparse",
 }
+
+
+NETWORKS = ("4g", "wifi", "iot")
+"""Classes without a source, which the table leaves out."""
+
+
+def classes() -> str:
+    """The named classes of devices."""
+    lines = [
+        "| class | GFLOP/s | Mbit/s up | Mbit/s down | latency, ms | memory, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, each in PRESETS.items():
+        if name not in NETWORKS:
+            lines.append(
+                f"| `{name}` | {each.flops / 1e9:g} | {each.up / 1e6:g} | {each.down / 1e6:g} | "
+                f"{1e3 * each.latency:g} | {each.memory / 1e6:g} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def asynchronous() -> str:
+    """Which methods can be asynchronous, and which refuse why."""
+    reasons: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        reasons.setdefault(timing(method).refused, []).append(f"`{name}`")
+    reasons.pop(UNDECLARED.refused)
+    lines = ["| methods | asynchronous |", "|---|---|"]
+    for reason, names in sorted(reasons.items()):
+        lines.append(f"| {', '.join(names)} | {'no: ' + reason if reason else 'yes'} |")
+    lines.append("| all others | no: they do not declare that stale replies can be merged |")
+    return "\n".join(lines) + "\n"
 
 
 def read(results: Path = RESULTS) -> dict[str, list[Run]]:

@@ -76,6 +76,8 @@ PAGES: Mapping[Path, Blocks] = {
         "benchmark-tables": sparse_fl.tables,
     },
     DOCS / "devices.md": {
+        "classes": devices.classes,
+        "asynchronous": devices.asynchronous,
         "hours": devices.table,
         "waited": devices.waited,
         "clock": benchmarks.clock,

@@ -138,3 +138,9 @@ def test_budgets_follow_the_memory_of_devices() -> None:
         assert budgets[client] == np.float32(wanted)
     assert set(fleet.budgets(100, 10).tolist()) == {1.0}
     assert set(fleet.budgets(10**12, 10).tolist()) == {np.float32(0.001).item()}
+
+
+def test_budgets_follow_the_memory_that_a_file_gives_a_client(tmp_path: Path) -> None:
+    fleet = listed(tmp_path, "client,device,memory\n0,mcu,\n1,mcu,8e9\n2,phone-2024,1e6\n")
+    small = np.float32(float(f"{0.25 * 1e6 / (16 * 430_000):.2g}"))
+    assert fleet.budgets(430_000, 0).tolist() == [small, 1.0, small]

@@ -146,14 +146,17 @@ class Fleet:
             prunable: Weights that masks may remove.
             dense: All other parameters.
         """
-        room = np.array([USABLE * each.memory - BYTES * dense for each in self.classes])
+        if self.listed is not None:
+            memory = self.listed.column("memory")
+        else:
+            places = self._order.places(np.arange(self.size))
+            memory = np.repeat([each.memory for each in self.classes], self.counts)[places]
+        sizes, which = np.unique(memory, return_inverse=True)
+        room = USABLE * sizes - BYTES * dense
         whole = room >= BYTES * prunable
         share = np.where(whole, 1.0, room / (SPARSE_BYTES * max(prunable, 1)))
         rounded = [float(f"{max(LEAST_BUDGET, min(1.0, each)):.2g}") for each in share.tolist()]
-        if self.listed is not None:
-            return np.array(rounded, np.float32)[self.listed.codes]
-        places = self._order.places(np.arange(self.size))
-        return np.repeat(np.array(rounded, np.float32), self.counts)[places]
+        return np.array(rounded, np.float32)[which]
 
 
 def _normal(uniform: float) -> float:

@@ -71,6 +71,12 @@ class Listed:
         own: dict[str, Any] = {n: float(column[client]) for n, column in self.numbers.items()}
         return replace(device, **{name: x for name, x in own.items() if not math.isnan(x)})
 
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        """A number of all clients: their own, or that of their classes."""
+        usual = np.array([getattr(each, name) for each in self.classes], np.float64)[self.codes]
+        own = self.numbers.get(name)
+        return usual if own is None else np.where(np.isnan(own), usual, own)
+
     def _check(self, path: Path) -> None:
         for name, column in self.numbers.items():
             low = 0 if name in ("latency", "failure") else np.nextafter(0, 1)
