@@ -78,22 +78,22 @@ def scores(run: Run) -> dict[int, float]:
 
 
 def reached(run: Run) -> tuple[float, float, float] | None:
-    """Virtual hours, gigabits and rounds until the target; None if it was not reached."""
+    """Virtual minutes, gigabits and rounds until the target; None if it was not reached."""
     for at, score in sorted(scores(run).items()):
         if score >= TARGET and at:
             sent = (run.curve("up")[at] + run.curve("down")[at]) / 1e9
-            return run.curve("device_seconds")[at] / 3600, sent, float(at)
+            return run.curve("device_seconds")[at] / 60, sent, float(at)
     return None
 
 
 def table(results: Path = RESULTS) -> str:
-    """Hours, bits and rounds to the target, and how many times fewer than FedAvg."""
+    """Minutes, bits and rounds to the target, and how many times fewer than FedAvg."""
     runs = read(results)
     if not any(runs.values()):
         return "No runs are kept yet; the command above makes them.\n"
     first = [each for each in map(reached, runs["fedavg"]) if each]
     lines = [
-        "| | virtual hours to 85 % | times faster than FedAvg | Gbit | times fewer | rounds | n |",
+        "| | virtual minutes to 85 % | times faster than FedAvg | Gbit | times fewer | rounds | n |",
         "|---|---|---|---|---|---|---|",
     ]
     for way, some in runs.items():
@@ -107,10 +107,10 @@ def table(results: Path = RESULTS) -> str:
                 f"(best {100 * best:.1f} %) | – | – | – | – | {len(some)} |"
             )
             continue
-        hours, bits, rounds = zip(*found, strict=True)
+        minutes, bits, rounds = zip(*found, strict=True)
         faster, fewer = (_ratio(first, found, place) for place in (0, 1))
         lines.append(
-            f"| {NAMES[way]} | {_mean(hours)} | {faster} | {_mean(bits)} | {fewer} | "
+            f"| {NAMES[way]} | {_mean(minutes)} | {faster} | {_mean(bits)} | {fewer} | "
             f"{_mean(rounds)} | {len(some)} |"
         )
     return "\n".join(lines) + "\n"
@@ -128,7 +128,7 @@ def _ratio(first: Sequence[Sequence[float]], some: Sequence[Sequence[float]], pl
 
 
 def waited(results: Path = RESULTS) -> str:
-    """Who was waited for: rounds and hours, by class of devices."""
+    """Who was waited for: rounds and time, by class of devices."""
     runs = read(results)
     if not any(runs.values()):
         return "No runs are kept yet; the command above makes them.\n"

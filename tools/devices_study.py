@@ -68,9 +68,9 @@ def run(way: str, seed: int, rounds: int, results: Path, runs: Path) -> None:
     )
     found = read_run(folder)
     keep(found, kept)
-    hours = max(found.curve("device_seconds").values(), default=0.0) / 3600
+    minutes = max(found.curve("device_seconds").values(), default=0.0) / 60
     reached = found.finished.get("reached") or "not reached"
-    print(f"  {found.done} rounds, {hours:.2f} virtual hours, {reached}", flush=True)
+    print(f"  {found.done} rounds, {minutes:.1f} virtual minutes, {reached}", flush=True)
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ PAGES: Mapping[Path, Blocks] = {
     DOCS / "devices.md": {
         "classes": devices.classes,
         "asynchronous": devices.asynchronous,
-        "hours": devices.table,
+        "minutes": devices.table,
         "waited": devices.waited,
         "clock": benchmarks.clock,
         "million": benchmarks.million,
