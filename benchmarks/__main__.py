@@ -9,8 +9,10 @@ from pathlib import Path
 
 from benchmarks import (
     arithmetic,
+    clock,
     compact,
     compression,
+    devices,
     files,
     flower,
     low_bits,
@@ -33,6 +35,8 @@ RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "speed": speed.measure,
     "scale": scale.measure,
+    "devices": devices.measure,
+    "clock": clock.measure,
     "masks": masks.measure,
     "wire": wire.measure,
     "numbers": low_bits.measure,

@@ -26,18 +26,30 @@ torch.set_num_threads(1)
 TASK = normed()
 
 
-def job(folder: Path, every: int, resume: bool) -> None:
+ASYNCHRONOUS = {
+    "devices": "phone-2024:50%,raspberry-pi-4:30%,mcu:20%",
+    "spread": 0.5,
+    "failures": 0.1,
+    "availability": "duty:0.5s:0.7",
+    "asynchronous": "buffer=3,concurrency=6",
+}
+
+
+def job(
+    folder: Path, every: int, resume: bool, asynchronous: bool = False, workers: int = 2
+) -> None:
     """Stateful clients, two workers, checkpoints every so many rounds (0: by the clock)."""
     warnings.simplefilter("error")
+    devices: dict[str, Any] = ASYNCHRONOUS if asynchronous else {}
     start(
         Run(
             replace(fedavg(clients=4, momentum=0.9), buffers="local"),
             TASK,
-            Toy(pool=9),
+            Toy(pool=24 if asynchronous else 9),
             rounds=ROUNDS,
             key=Key(11),
             out=folder,
-            options=Options(workers=2, eval_every=5, checkpoint_every=every),
+            options=Options(workers=workers, eval_every=5, checkpoint_every=every, **devices),
         ),
         resume=resume,
     )
@@ -47,7 +59,14 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 """Operations of the file system that the interpreter announces, besides opening for writing."""
 
 
-def job_killed_at(folder: Path, every: int, resume: bool, operation: int) -> None:
+def job_killed_at(
+    folder: Path,
+    every: int,
+    resume: bool,
+    operation: int,
+    asynchronous: bool = False,
+    workers: int = 2,
+) -> None:
     """The same job; it is killed just before an operation on the files of its folder."""
     count = itertools.count(1)
 
@@ -66,7 +85,7 @@ def job_killed_at(folder: Path, every: int, resume: bool, operation: int) -> Non
 
     sys.addaudithook(announced)
     os.fsync = _counted(os.fsync, before_operation)
-    job(folder, every, resume)
+    job(folder, every, resume, asynchronous, workers)
 
 
 def _counted(real: Callable[[Any], None], before: Callable[[], None]) -> Callable[[Any], None]:

@@ -115,6 +115,46 @@ def registered() -> str:
     return f"{table}\n\nFrom the smallest pool to the largest, {grows}"
 
 
+def million() -> str:
+    """Start-up, time per event and memory with many devices."""
+    rows = [
+        [
+            name,
+            f"{each['start_up_seconds']:.1f}",
+            f"{each['milliseconds_per_event']:.1f}",
+            f"{each['peak_MiB']:.0f}",
+        ]
+        for name, each in read("devices").items()
+        if "devices" in name
+    ]
+    return markdown(["run", "start-up, s", "ms per reply", "peak memory, MiB"], rows)
+
+
+def clock() -> str:
+    """Predicted and measured seconds of rounds."""
+    found = read("clock")
+    rows = [
+        [
+            name,
+            f"{each['GFLOP_per_second']:.2f}",
+            f"{each['measured_seconds']:.3f}",
+            *(
+                f"{each[way]:.3f} ({100 * (each[way] / each['measured_seconds'] - 1):+.0f} %)"
+                for way in ("own speed", "dense speed")
+            ),
+        ]
+        for name, each in found["rounds"].items()
+    ]
+    head = ["model", "GFLOP/s", "measured, s", "predicted, own speed", "predicted, dense speed"]
+    worst = found["worst_deviation"]
+    told = (
+        f"The largest deviation is {100 * worst['own speed']:.0f} % with a speed that was "
+        f"measured at the same density, and {100 * worst['dense speed']:.0f} % with that of the "
+        "dense model."
+    )
+    return f"{markdown(head, rows)}\n\n{told}"
+
+
 def masks() -> str:
     """Speed and size of the Rice code, and what messages take of a round."""
     found, wire = read("masks"), read("wire")["messages"]

@@ -27,6 +27,7 @@ import table
 
 import arithmetic
 import compression
+import devices
 import submodels
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +76,14 @@ PAGES: Mapping[Path, Blocks] = {
         "benchmark": lambda: sparse_fl.image("pictures"),
         "benchmark-tables": sparse_fl.tables,
     },
+    DOCS / "devices.md": {
+        "classes": devices.classes,
+        "asynchronous": devices.asynchronous,
+        "minutes": devices.table,
+        "waited": devices.waited,
+        "clock": benchmarks.clock,
+        "million": benchmarks.million,
+    },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "compression.md": {"study": lambda: compression.table(compression.study())},
@@ -105,6 +114,7 @@ def written() -> dict[Path, str]:
     pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
     drawn = {compression.PICTURE: compression.picture(compression.study())}
     for others in (*pages, sparse_fl.pictures(), drawn):
+    for others in (*pages, sparse_fl.pictures(), devices.pictures()):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text

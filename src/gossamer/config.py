@@ -12,16 +12,18 @@ from typing import Any, Literal
 import torch
 
 from gossamer import data, fields, goals, models
-from gossamer.accounting import Network
 from gossamer.arithmetic.choice import Arithmetic
 from gossamer.compression import compress, directions
 from gossamer.config_paths import absolute as absolute
+from gossamer.config_paths import absolute_options as absolute_options
 from gossamer.config_paths import absolute_paths as absolute_paths
 from gossamer.config_paths import beside
 from gossamer.core import AnyMethod, Examples, Key
+from gossamer.data.budgeted import BY_MEMORY, Budgeted
 from gossamer.data.code import divided_already
 from gossamer.data.federation import Federation
 from gossamer.data.inputs import Layout
+from gossamer.engine import conditions
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.fields import option
@@ -67,7 +69,9 @@ class Experiment:
     scale: Literal["normalised", "unit", "raw"] = option("normalised", "how inputs are scaled")
     augment: bool = option(False, "augment training images by random crops and flips")
     data_seed: int = option(-1, "seed of the partition and budgets; -1: that of the run", least=-1)
-    budgets: str = option("", "density budgets of clients: 0.2:40%,0.1:60%, or a CSV file")
+    budgets: str = option(
+        "", "density budgets of clients: 0.2:40%,0.1:60%, a CSV file, or by-memory of devices"
+    )
     model: str = option(
         "", "model: a name of `gossamer ls`, or my.py:build; empty: the data set's default"
     )
@@ -122,7 +126,8 @@ class Config:
         method = self.build_method()
         federation = self.build_federation()
         enough(method, len(federation.pool))
-        return method, self.build_task(federation), federation
+        task = self.build_task(federation)
+        return method, task, self.budgeted(federation, task)
 
     def build_run(self, out: Path | None = None) -> Run:
         """The run that the configuration describes, in a folder."""
@@ -143,8 +148,7 @@ class Config:
         fields.check(self.experiment)
         fields.check(self.options)
         Mode.parse(self.experiment.wire).check()
-        if self.options.network:
-            Network.parse(self.options.network)
+        conditions.check_text(self.options)
         if self.experiment.dp:
             Spec.parse(self.experiment.dp)
 
@@ -188,8 +192,22 @@ class Config:
                 experiment.layout,
                 goals.kind_of(experiment.task),
             ),
-            budgets=experiment.budgets or None,
+            budgets=None if experiment.budgets in ("", BY_MEMORY) else experiment.budgets,
         )
+
+    def budgeted(self, federation: Federation, task: Task) -> Federation:
+        """The federation, with budgets that follow the devices if that is asked for.
+
+        Raises:
+            ValueError: It is, but nobody says what devices there are.
+        """
+        if self.experiment.budgets != BY_MEMORY:
+            return federation
+        fleet = conditions.fleet_of(self.options, Key(self.experiment.seed), len(federation.pool))
+        if fleet is None:
+            raise ValueError("`budgets='by-memory'` needs devices, e.g. `devices='phone-2024'`")
+        prunable = task.layout.total("count", task.layout.prunable)
+        return Budgeted(federation, fleet.budgets(prunable, task.layout.count - prunable))
 
     def build_task(self, federation: Federation) -> Task:
         """The model for the data, traced on two real examples."""

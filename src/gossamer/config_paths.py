@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer import data
+from gossamer.data.budgeted import BY_MEMORY
 from gossamer.data.budgets import are_shares
 from gossamer.task.first_weights import KINDS
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
+    from gossamer.engine.options import Options
 
 
 def absolute(method: str) -> str:
@@ -32,9 +34,23 @@ def absolute_paths(experiment: Experiment) -> Experiment:
         experiment = dataclasses.replace(experiment, model=f"{_full(place)}:{rest}")
     if experiment.start and experiment.start not in KINDS:
         experiment = dataclasses.replace(experiment, start=_full(experiment.start))
-    if experiment.budgets and not are_shares(experiment.budgets):
+    given = experiment.budgets not in ("", BY_MEMORY)
+    if given and not are_shares(experiment.budgets):
         experiment = dataclasses.replace(experiment, budgets=_full(experiment.budgets))
     return experiment
+
+
+def absolute_options(options: Options) -> Options:
+    """The options with full paths of files about devices."""
+    devices, hours = options.devices, options.availability
+    if devices.endswith(".csv"):
+        options = dataclasses.replace(options, devices=_full(devices))
+    name, at, period = hours.rpartition("@")
+    if (name or hours).endswith(".csv"):
+        options = dataclasses.replace(
+            options, availability=f"{_full(name or hours)}{at}{period * bool(at)}"
+        )
+    return options
 
 
 def _full(path: str) -> str:

@@ -26,7 +26,6 @@ Params: TypeAlias = dict[str, Tensor]
 Masks: TypeAlias = dict[str, Tensor]
 """Bool tensors by the same names, true where a weight is kept."""
 Load: TypeAlias = Callable[[npt.NDArray[np.int64] | None], Tensor]
-
 S = TypeVar("S")
 C = TypeVar("C")
 D = TypeVar("D")
@@ -221,6 +220,7 @@ class Exchange(Generic[D, U]):
     client: Client
     down: D
     up: U
+    age: int = 0  # merges since the client was sent `down`, in an asynchronous run
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def resume(
     what = Run(
         made.method,
         made.task,
-        made.federation,
+        config.budgeted(made.federation, made.task),
         rounds=experiment.rounds,
         key=Key(experiment.seed),
         options=config.options,

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from gossamer import Client, Key, Task, sample
 from gossamer.accounting import (
     FLOPS,
-    NETWORKS,
     Accounting,
     Cost,
     Effort,
     FlopsModel,
     MaskCode,
-    Network,
     densities,
     density,
     ledger_rows,
@@ -239,39 +237,6 @@ def test_the_conventions_agree_on_a_dense_model_up_to_updates_and_the_factor_of_
         assert FLOPS[model](work) == three
     for model in ("spafl", "spafl-eq36", "spafl-text"):
         assert FLOPS[model](work) == three + 64 * 4
-
-
-# seconds -----------------------------------------------------------------------------------------
-
-
-def test_a_participation_takes_both_ways_both_latencies_and_the_work() -> None:
-    network = Network(up=100, down=200, latency=0.5, flops=10)
-    assert network.seconds(up=300, down=800, flops=70) == 2 * 0.5 + 300 / 100 + 800 / 200 + 7
-
-
-def test_networks_are_named_or_given_by_numbers() -> None:
-    assert Network.parse("iot") == NETWORKS["iot"]
-    assert Network.parse("up=1e6,down=2e6,latency=0,flops=3") == Network(1e6, 2e6, 0, 3)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "5g",
-        "",
-        "up=1",
-        "up=1,down=1,latency=0,flops=1,more=1",
-        "up=a,down=1,latency=0,flops=1",
-        "up=0,down=1,latency=0,flops=1",
-        "up=1,down=-1,latency=0,flops=1",
-        "up=1,down=1,latency=-1,flops=1",
-        "up=nan,down=1,latency=0,flops=1",
-        "up=1,down=1,latency=inf,flops=1",
-    ],
-)
-def test_networks_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="`network=`"):
-        Network.parse(text)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def refused(client: int, reason: str = "params holds values that are not finite"
 
 
 def after(progress: Progress, finished: list[ClientFinished], failed: list[ClientFailed]) -> str:
-    return advanced(progress, finished, failed, False, 0.0).diverged
+    return advanced(progress, finished, failed, now=None, seconds=0.0).diverged
 
 
 def test_a_run_diverges_when_all_replies_are_lost_and_recovers_when_none_is() -> None:

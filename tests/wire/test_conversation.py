@@ -12,7 +12,8 @@ import torch
 from sparse_toy import Down, Pruned, Server, Up
 
 from gossamer import Ctx, Exchange, FedAvg, Key, Options, Summary, option, run
-from gossamer.accounting import Accounting, Network
+from gossamer.accounting import Accounting
+from gossamer.devices import presets
 from gossamer.engine import Run, conversation, events, start
 from gossamer.engine.conversation import Conversations, Reply
 from gossamer.methods.parts import dense_model
@@ -119,7 +120,7 @@ def test_the_column_of_the_paper_charges_all_clients_where_the_paper_does(tmp_pa
 def test_seconds_on_devices_follow_from_bits_and_operations(tmp_path: Path) -> None:
     text = "up=1e4,down=2e4,latency=0.25,flops=1e5"
     summary, log = wired("f32", tmp_path, rounds=3, network=text)
-    network = Network.parse(text)
+    network = presets.parse(text)
     slowest: dict[int, float] = {}
     for event in of(log, "client-finished"):
         wanted = 0.5 + event["down"] / 2e4 + event["flops"] / 1e5 + event["up"] / 1e4

@@ -16,18 +16,15 @@ from gossamer.accounting.bits import (
     visitors,
 )
 from gossamer.accounting.flops import FLOPS, Effort, FlopsModel, densities, density
-from gossamer.accounting.time import NETWORKS, Network
 
 __all__ = [
     "FLOPS",
-    "NETWORKS",
     "Accounting",
     "Cost",
     "Effort",
     "Entry",
     "FlopsModel",
     "MaskCode",
-    "Network",
     "Recipients",
     "densities",
     "density",

@@ -301,8 +301,8 @@ def sorted_parts(parts: list[Part]) -> list[str]:
 
 
 def _seconds(stage: Rehearsal, down: Part, up: Part) -> float:
-    network = stage.run.network
-    return network.seconds(up.sent, down.sent, up.flops[2]) if network else 0.0
+    fleet = stage.run.fleet
+    return fleet.slowest.seconds(up.sent, down.sent, up.flops[2]) if fleet else 0.0
 
 
 def _price(
@@ -322,7 +322,7 @@ def _price(
         exact,
         lines[0],
         flops[0],
-        seconds if run.network else None,
+        seconds if run.fleet else None,
         stage.learned,
         lines[1],
         lines[2],

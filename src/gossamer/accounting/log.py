@@ -9,6 +9,8 @@ from gossamer.accounting.prices import Bits, Line
 
 LOST = "failed clients"
 """Stands for the message in a ledger line about traffic to clients that failed."""
+STOPPED = "stopped clients"
+"""The same for clients that were stopped, or were too late, in virtual time."""
 Log = Iterable[Mapping[str, Any]]
 
 
@@ -19,6 +21,10 @@ def ledger(log: Log) -> dict[Line, Bits]:
         if event["event"] == "client-failed" and event.get("down"):
             lost = Bits(1, event["down"], 0.0, event.get("paper_down") or 0)
             lines["down", LOST, "all"] = lines.get(("down", LOST, "all"), Bits()) + lost
+        if event["event"] == "client-stopped":
+            for way, paper in (("down", event["paper_down"]), ("up", 0)):
+                vain = Bits(1, event[way], 0.0, paper)
+                lines[way, STOPPED, "all"] = lines.get((way, STOPPED, "all"), Bits()) + vain
         for entry in event["traffic"] if event["event"] == "client-finished" else ():
             line = (entry["direction"], entry["message"], entry["leaf"])
             bits = Bits(1, entry["sent"], entry["information"], entry["paper"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gossamer import engine, fields
@@ -11,6 +13,7 @@ from gossamer.cli.flower_security import PORT, needs_flower
 from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say
 from gossamer.config import Config, Experiment, absolute, absolute_paths, find_method
 from gossamer.engine import Options
+from gossamer.engine.conditions import on_network
 from gossamer.flower import certs, project, signing
 from gossamer.flower.server import at_server, set_up
 from gossamer.flower.server_transport import Patience
@@ -50,7 +53,7 @@ def _init(arguments: Sequence[str]) -> int:
     )
     add_settings(parser, "experiment", Experiment())
     add_settings(parser, "execution", Options())
-    add_settings(parser, "patience", Patience())
+    add_settings(parser, "patience", Patience(), known=True)
     add_settings(parser, "method", method)
     options = parser.read(arguments)
     config = Config(
@@ -62,7 +65,11 @@ def _init(arguments: Sequence[str]) -> int:
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / "run"
     with refusing():
-        patience = fields.replace(Patience(), given(Patience(), options))
+        fields.check(config.options)
+        simple, real = on_network(config.options)
+        config = replace(config, options=simple)
+        words = {n: each for n, each in vars(options).items() if not hasattr(simple, n)}
+        patience = fields.replace(Patience(), {**given(Patience(), Namespace(**words)), **real})
         fields.check(patience)
         run = at_server(config) if options.own_data else set_up(config)
         experiment, federation = config.experiment, run.federation

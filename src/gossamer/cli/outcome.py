@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.cli.progress import bits
 from gossamer.engine import Summary
-from gossamer.report.units import score
+from gossamer.report.units import score, seconds
 from gossamer.task.metrics import titled
 
 
@@ -16,7 +16,7 @@ def outcome(summary: Summary, held_out: float = 0.0, global_model: bool = True) 
         held_out: The share of their training data that clients held out.
         global_model: Whether the server has a model to use.
     """
-    scores, cost = summary.scores, summary.cost
+    scores, cost, virtual = summary.scores, summary.cost, summary.device_seconds
     metric = titled(summary.metric)
     chosen = "test data" if summary.select == "test" else "validation data"
     word = "best" if summary.select == "test" else "at best round"
@@ -60,6 +60,7 @@ def outcome(summary: Summary, held_out: float = 0.0, global_model: bool = True) 
         ("sent up / down", f"{bits(cost.up)} / {bits(cost.down)}"),
         ("as the paper counts", f"{bits(cost.paper_up)} / {bits(cost.paper_down)}"),
         ("FLOPs", f"{cost.flops:.4g}"),
+        *([] if virtual is None else [("virtual time on devices", seconds(virtual))]),
         ("seconds", f"{summary.seconds:.1f}"),
         ("run", summary.run),
     ]

@@ -128,12 +128,23 @@ def _preset(method: AnyMethod, entry: AnyMethod) -> Iterator[str]:
             yield from (f"--{name}", f"{item.default}")
 
 
-def add_settings(parser: argparse.ArgumentParser, title: str, record: object) -> None:
-    """Adds an option for every field of a record, including those of nested records."""
+def add_settings(
+    parser: argparse.ArgumentParser, title: str, record: object, known: bool = False
+) -> None:
+    """Adds an option for every field of a record, including those of nested records.
+
+    Args:
+        parser: Of the command.
+        title: Of the options in `--help`.
+        record: The record.
+        known: Whether options that there are already may stand for fields of the same name.
+    """
     group = parser.add_argument_group(title)
     for item in fields.settings(record):
         name = f"--{fields.flag(item.name)}"
         if name in parser._option_string_actions:
+            if known:
+                continue
             raise Refusal(f"{title}: {name} already means something else; rename the field")
         if isinstance(item.default, bool):
             group.add_argument(

@@ -24,7 +24,7 @@ from gossamer.engine.events import (
 )
 from gossamer.engine.events import RoundFinished as Round
 from gossamer.method_names import has_global_model
-from gossamer.report.units import score
+from gossamer.report.units import score, seconds
 from gossamer.task.metrics import titled
 
 
@@ -42,6 +42,7 @@ class Figures:
         self.bits = 0
         self.density = 1.0
         self.epsilon: float | None = None
+        self.virtual: float | None = None
         self.speed = 0.0
         self._examples = 0
         self._start = time.monotonic()
@@ -60,6 +61,7 @@ class Figures:
                 self.round = event.round
                 self.bits = event.up + event.down
                 self.density = event.density
+                self.virtual = event.device_seconds
                 self.speed = self._examples / max(clock.seconds, 1e-9)
                 self._examples = 0
             case PrivacySpent():
@@ -85,6 +87,7 @@ class Figures:
             bits(self.bits),
             f"density {self.density:.3g}",
             *([] if self.epsilon is None else [f"epsilon {self.epsilon:.3g}"]),
+            *([] if self.virtual is None else [f"virtual {seconds(self.virtual)}"]),
             f"{self.speed:,.0f} examples/s",
             f"left {self.left()}",
         ]

@@ -39,6 +39,7 @@ from gossamer.config import (
     Config,
     Experiment,
     absolute,
+    absolute_options,
     absolute_paths,
     find_method,
     locate,
@@ -74,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
         absolute(config.method),
         {**config.settings, **given(find_method(config.method), options)},
         absolute_paths(fields.replace(config.experiment, given(Experiment(), options))),
-        fields.replace(config.options, given(Options(), options)),
+        absolute_options(fields.replace(config.options, given(Options(), options))),
     )
     out = Path(options.out) if options.out else _new_folder(config.method)
     _no_project(out)

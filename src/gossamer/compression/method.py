@@ -16,7 +16,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from gossamer.compression.records import (
     CompressedUp,
     CompressedWork,
 )
+from gossamer.compression.restored import Restored
 from gossamer.compression.spec import HELP, Spec
 from gossamer.core import (
     AnyMethod,
@@ -47,12 +48,17 @@ from gossamer.core import (
     Params,
     Result,
 )
+from gossamer.devices.declared import Timing, timing
 from gossamer.fields import option
 from gossamer.trust.declared import Privacy
 from gossamer.wire import encode, record_types
 
 T = TypeVar("T")
 
+IN_STEP = Timing(
+    "keeps copies at server and clients in step, which stale messages would break; compress "
+    "replies only, without +ef21",
+)
 PRIVATE = Privacy(
     refused="has its replies compressed, which noise cannot cover; use `compress=` or `dp=`"
 )
@@ -101,6 +107,13 @@ class Compressed:
     def privacy(self) -> Privacy:
         """Compressed replies cannot be covered by noise."""
         return PRIVATE
+
+    @property
+    def timing(self) -> Timing:
+        """That of the method, unless server and clients must remember the same."""
+        if self.compress_down or (self._up is not None and self._up.feedback == "ef21"):
+            return IN_STEP
+        return timing(self.method)
 
     def records(self) -> dict[str, type]:
         """The types of all records that are sent or stored, by name."""
@@ -207,7 +220,7 @@ class Compressed:
         state: CompressedServer,
         exchanges: Iterable[Exchange[Any, CompressedUp]],
     ) -> CompressedServer:
-        replies = _Restored(self, ctx, state, exchanges)
+        replies = Restored(self, ctx, state, exchanges)
         inner = self.method.merge(ctx, state.inner, replies)
         if not replies.clients:
             return replace(state, inner=inner)
@@ -225,6 +238,16 @@ class Compressed:
                 news, sizes = news[1:], sizes[1:]
         seen = _sorted(state.seen | dict.fromkeys(replies.clients, version))
         return replace(after, copy=copy, version=version, seen=seen, news=news, sizes=sizes)
+
+    def plain(
+        self,
+        ctx: Ctx,
+        exchange: Exchange[Any, CompressedUp],
+        changed: Callable[[Exchange[Any, Any]], Exchange[Any, Any]],
+    ) -> Exchange[Any, CompressedUp]:
+        """An exchange without compression, in which something is changed."""
+        (whole,) = Restored(self, ctx, CompressedServer(None), [exchange])
+        return replace(other := changed(whole), up=CompressedUp(other.up, None, False))
 
     def holds(self, ctx: Ctx, state: CompressedServer, client: Client) -> Any:
         known = getattr(self.method, "holds", None)
@@ -338,51 +361,3 @@ def compress(method: AnyMethod, *, up: str = "", down: str = "") -> Compressed:
     if not (up or down):
         raise ValueError("`compress=` needs a compressor, e.g. topk:0.01+ef")
     return Compressed(method, up, down)
-
-
-class _Restored:
-    """Exchanges as the method would have had them without compression, one at a time."""
-
-    def __init__(
-        self,
-        compressed: Compressed,
-        ctx: Ctx,
-        state: CompressedServer,
-        exchanges: Iterable[Exchange[Any, CompressedUp]],
-    ) -> None:
-        self._compressed = compressed
-        self._ctx = ctx
-        self._state = state
-        self._exchanges = exchanges
-        self.clients: list[int] = []
-        self.estimates: dict[int, Params] = {}
-        self.copy: Params | None = None
-        self.payload: Payload | None = None
-
-    def __iter__(self) -> Iterator[Exchange[Any, Any]]:
-        self.clients = []
-        for each in self._exchanges:
-            down = self._down(each)
-            up = self._up(each, down)
-            self.clients.append(each.client.id)
-            yield Exchange(each.client, down, up)
-
-    def _down(self, each: Exchange[Any, CompressedUp]) -> Any:
-        if not isinstance(each.down, CompressedDown):
-            return each.down
-        if self.copy is None:
-            inner = self._compressed.method.down(self._ctx, self._state.inner, each.client)
-            self.copy, self.payload = self._compressed._next(self._ctx, self._state, inner)
-        return numbers.filled(each.down.record, self.copy)
-
-    def _up(self, each: Exchange[Any, CompressedUp], down: Any) -> Any:
-        up, spec = each.up, self._compressed._up
-        if spec is None or up.payload is None:
-            return up.record
-        change = spec.compressor.restore(up.payload, numbers.like(up.record))
-        if spec.feedback == "ef21":
-            known = self._state.estimates.get(each.client.id, {})
-            if known.keys() == change.keys() and not up.fresh:
-                change = {place: known[place] + tensor for place, tensor in change.items()}
-            self.estimates[each.client.id] = change
-        return numbers.restored(down, up.record, change, self._compressed.method)

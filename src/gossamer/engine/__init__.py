@@ -2,7 +2,8 @@
 
 from gossamer.engine.checks import check, check_run
 from gossamer.engine.client import ClientError, Stop
-from gossamer.engine.loop import run, start
+from gossamer.engine.loop import start
+from gossamer.engine.one_call import run
 from gossamer.engine.options import Options
 from gossamer.engine.run_record import Run
 from gossamer.engine.summary import Summary

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from gossamer import merge
 from gossamer.accounting import FLOPS, Effort
-from gossamer.core import Client, Ctx
+from gossamer.core import Client, Ctx, Exchange
 from gossamer.engine.client import Account, one_line
 from gossamer.engine.events import ClientFailed
 from gossamer.engine.expected import Replies, Reply, refusal
@@ -71,6 +71,10 @@ def _most_flops(run: Run, examples: int, steps: int, per_epoch: int) -> int:
     return round(max(map(count, efforts)) * (1 + 1e-9))
 
 
+Rebased: TypeAlias = Callable[[Exchange[Any, Any]], Exchange[Any, Any]]
+"""Makes the exchange of a client that began long ago fit the server's state."""
+
+
 @dataclass(frozen=True)
 class Merged:
     """The outcome of a round."""
@@ -92,6 +96,8 @@ class Merging:
     state: Any
     guard: Guard | None = None
     """What protects the clients' privacy, if something does."""
+    rebased: Rebased | None = None
+    """Makes exchanges fit the server's state, if they may be stale."""
     refused: dict[int, ClientFailed] = field(default_factory=dict)
     failed: Exception | None = None
     """What `merge` raised last, apart from refusals."""
@@ -135,6 +141,7 @@ class Merging:
             reader = self.read(replies, self.refused)
             try:
                 exchanges = self.guard.merged(self.ctx, reader) if self.guard else iter(reader)
+                exchanges = map(self.rebased, exchanges) if self.rebased else exchanges
                 with merge.by(self.run.rule):
                     return self.run.method.merge(self.ctx, self.state, exchanges)
             except WireError as problem:

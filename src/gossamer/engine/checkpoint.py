@@ -1,6 +1,7 @@
 """Round directories that are whole or absent: a run continues from the newest whole one.
 
-`rounds/000012/` holds `server.bin` and, written last, `meta.json`. Everything is written under
+`rounds/000012/` holds `server.bin` and, written last, `meta.json`. That of an asynchronous run
+holds in `past.bin` the states that clients under way were sent, too. Everything is written under
 another name and renamed, so that a process killed at any instant leaves a run that can be resumed.
 Both have checksums; `gossamer.engine.resuming` chooses the checkpoint that a run continues from.
 """
@@ -28,7 +29,7 @@ from gossamer.engine.files import (
     unseal_json,
 )
 from gossamer.engine.files import write_atomically as write_atomically
-from gossamer.engine.store import META, SERVER, round_folder, written_rounds
+from gossamer.engine.store import META, PAST, SERVER, round_folder, written_rounds
 from gossamer.trust.limits import Norms
 
 VERSION = 2
@@ -73,6 +74,10 @@ class Progress:
     """Median norms of replies in recent rounds, by field."""
     privacy: dict[str, Any] | None = None
     """What `--dp` has spent, and its next clip."""
+    seen: dict[str, Any] = field(default_factory=dict)
+    """What the server knows of clients, where `--sampling` needs it."""
+    underway: list[Any] = field(default_factory=list)
+    """Clients that train in an asynchronous run: id, round, and virtual time of their start."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class Checkpoint:
     """The software and hardware that computed it."""
     rounds: int = 0
     """Rounds that the run is to have; 0 if the checkpoint does not say."""
+    past: Mapping[int, bytes] = field(default_factory=dict)
+    """The server's states that clients under way began with, by the rounds they began for."""
 
 
 def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int]:
@@ -116,6 +123,9 @@ def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int
         flush(path)
     server = seal(saved.server, about_server(saved.run, number))
     write_atomically(folder / SERVER, server, private=True)
+    if saved.past:
+        past = seal(b"".join(saved.past.values()), about_server(saved.run, number))
+        write_atomically(folder / PAST, past, private=True)
     meta = {
         "version": VERSION,
         "progress": asdict(saved.progress),
@@ -126,6 +136,9 @@ def save(rounds: Path, saved: Checkpoint, also: Iterable[Path] = ()) -> list[int
         "files": dict(saved.files),
         "environment": dict(saved.environment),
         "rounds": saved.rounds,
+        **(
+            {"past": {round: len(each) for round, each in saved.past.items()}} if saved.past else {}
+        ),
     }
     write_atomically(folder / META, seal_json(meta), private=True)
     whole = [r for r in written_rounds(rounds) if (round_folder(rounds, r) / META).exists()]
@@ -182,7 +195,12 @@ def read(rounds: Path, number: int) -> Checkpoint:
     if saved.progress.round != number:
         raise Damaged(f"{folder / META} is not in its place: it is of round {saved.progress.round}")
     server = unseal(folder / SERVER, about_server(saved.run, number))
-    return replace(saved, server=server)
+    past, start = {}, 0
+    sizes: dict[str, int] = meta.get("past", {})
+    together = unseal(folder / PAST, about_server(saved.run, number)) if sizes else b""
+    for word, size in sizes.items():
+        past[int(word)], start = together[start : start + size], start + size
+    return replace(saved, server=server, past=past)
 
 
 def about_server(run: str, number: int) -> dict[str, str | int]:
@@ -244,7 +262,7 @@ def drop_before(rounds: Path, number: int) -> None:
 
 def _drop(folder: Path) -> None:
     """Removes a checkpoint but not the client states beside it, which may still be current."""
-    for name in (META, SERVER):
+    for name in (META, SERVER, PAST):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

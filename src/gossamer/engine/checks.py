@@ -5,7 +5,7 @@ from __future__ import annotations
 from gossamer import fields
 from gossamer.core import AnyMethod, Ctx, Key
 from gossamer.data.federation import Federation
-from gossamer.engine import until
+from gossamer.engine import conditions, until
 from gossamer.engine.client import server_ctx
 from gossamer.engine.evaluate import check_selection
 from gossamer.engine.options import Options
@@ -40,7 +40,8 @@ def check_settings(run: Run) -> None:
         raise ValueError(f"a run needs at least 1 round, not {run.rounds}; use `rounds=1` or more")
     check_selection(run.options, run.federation)
     metric, evaluated = run.task.goal.headline.name, bool(run.options.eval_every)
-    until.check(run.options.until, metric, evaluated, run.network is not None)
+    until.check(run.options.until, metric, evaluated, run.fleet is not None)
+    conditions.check(run)
     _check_optimiser(run)
     run.wire.check()
     aggregation.check(run.options.aggregate, run.method, run.name)

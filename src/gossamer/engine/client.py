@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
@@ -94,6 +94,8 @@ class Request:
     schema: Schema
     """Of the message; how the client learns it is up to the transport."""
     data: bytes
+    steps: int | None = None
+    """After which the client sends what it has; None: those of its job."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class Participant:
             where = (request.client, request.round, run.rounds)
             ctx = client_ctx(run.key, task, run.federation, *where)
             done = train(
-                run.method,
+                Shortened(run.method, request.steps) if request.steps else run.method,
                 ctx,
                 received,
                 local,
@@ -252,6 +254,21 @@ class Participant:
             metrics={} if self.run.dp else dict(result.metrics),  # they are not covered by noise
             up=tuple(ledger_rows(up, reply, "up", self.run.accounting, options.ledger)),
         )
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """A method whose client trains for fewer steps, because it knows that its time is short."""
+
+    method: Any
+    steps: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.method, name)
+
+    def begin(self, ctx: Ctx, down: Any, local: Any) -> Job[Any]:
+        job: Job[Any] = self.method.begin(ctx, down, local)
+        return replace(job, epochs=min(job.epochs, self.steps / len(_cuts(ctx, job))))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gossamer.accounting import Entry, ledger_rows
 from gossamer.core import Client, Ctx
 from gossamer.engine import replay
-from gossamer.engine.acceptance import Merged, Merging, bounded
+from gossamer.engine.acceptance import Merged, Merging, Rebased, bounded
 from gossamer.engine.client import (
     Abandoned,
     Account,
@@ -71,6 +71,8 @@ class Visit:
     """How many times a paper counts what goes down, such as to clients that take no part."""
     resend: Callable[[], Any] | None = None
     """Returns the record for a client that lost its state."""
+    steps: int | None = None
+    """After which the client sends what it has; None: those of its job."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Conversations:
                 failure = Failed("decode", one_line(cause), cause)
                 self._report(failure, number, client.id)
                 return self._left_out(failure, number, visit, sent, entries, started)
-            answer = yield Request(number, client.id, message.schema, message.data)
+            answer = yield Request(number, client.id, message.schema, message.data, visit.steps)
             assert answer is not None
             match answer:
                 case MissingState("mask") if not complete:
@@ -178,7 +180,14 @@ class Conversations:
         list(Replies(self.run, self.expected, ctx, state, [reply], refused))
         return refused[reply.client.id].reason if refused else ""
 
-    def merge(self, ctx: Ctx, state: Any, replies: Sequence[Reply], recent: Norms) -> Merged:
+    def merge(
+        self,
+        ctx: Ctx,
+        state: Any,
+        replies: Sequence[Reply],
+        recent: Norms,
+        rebased: Rebased | None = None,
+    ) -> Merged:
         """Merges the replies of a round.
 
         A reply that is malformed or outside the limits costs its client the round, whether reading
@@ -189,6 +198,7 @@ class Conversations:
             state: Its state before the round.
             replies: Of the round's clients.
             recent: Norms of replies in recent rounds.
+            rebased: Makes exchanges fit the server's state, if they may be stale.
 
         Returns:
             The server's next state, the replies that were refused, and the norms to remember.
@@ -198,7 +208,8 @@ class Conversations:
         def read(some: Sequence[Reply], refused: dict[int, ClientFailed]) -> Replies:
             return Replies(self.run, self.expected, ctx, state, some, refused, decoded)
 
-        merged = Merging(self.run, read, ctx, state, self.guard).merged(replies, recent)
+        merging = Merging(self.run, read, ctx, state, self.guard, rebased)
+        merged = merging.merged(replies, recent)
         refused = {event.client for event in merged.refused}
         for reply in replies:
             if reply.local is not None and reply.client.id not in refused:
@@ -215,8 +226,8 @@ class Conversations:
     ) -> ClientFinished:
         up, down = (_total(entries, direction) for direction in ("up", "down"))
         flops = account.flops
-        network = self.run.network
-        seconds = network.seconds(up[0], down[0], flops) if network else None
+        fleet = self.run.fleet
+        seconds = fleet.of(client.id).seconds(up[0], down[0], flops) if fleet else None
         return ClientFinished(
             round=number,
             client=client.id,

@@ -8,16 +8,17 @@ have equal logs, byte for byte.
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from gossamer.accounting import Entry
+from gossamer.engine.event_lines import kind as kind
+from gossamer.engine.event_lines import line as line
+from gossamer.engine.event_lines import plain as plain
+from gossamer.engine.event_lines import plain_line as plain_line
 from gossamer.engine.files import PRIVATE_FILE, Damaged, chained, follows, is_chained
 
 SCHEMA = 2
@@ -77,7 +78,7 @@ class ClientFinished:
     paper_down: int
     flops: int
     device_seconds: float | None
-    """Simulated time on `Options.network`, if one is given."""
+    """How long this took on the client's device, if `Options.devices` says which."""
     metrics: Mapping[str, float]
     traffic: Sequence[Entry]
     """The ledger: direction, message, leaf, and bits in three columns."""
@@ -121,7 +122,49 @@ class RoundFinished:
     paper_down: int
     flops: int
     device_seconds: float | None
-    """So far; every round takes as long as its slowest client."""
+    """The virtual time at its end, since the start of the run; None without devices."""
+
+
+@dataclass(frozen=True)
+class ClientStopped:
+    """A client's part of a round that came to nothing; what it took until then is charged."""
+
+    round: int
+    client: int
+    reason: str
+    """late: after the deadline; spare: enough others had answered; failed; left."""
+    up: int
+    down: int
+    paper_down: int
+    flops: int
+    device_seconds: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """When a client took part in a round, in virtual seconds since the start of the run."""
+
+    client: int
+    device: str
+    """The class of its device."""
+    began: float
+    ended: float
+    outcome: str
+    """merged, or why not: late, spare, failed, left."""
+    staleness: int = 0
+    """How many merges the server was ahead of the state that the client trained from."""
+
+
+@dataclass(frozen=True)
+class RoundTimed:
+    """The virtual time of a round, and for whom it waited."""
+
+    round: int
+    began: float
+    ended: float
+    waited_for: int | None
+    """The client whose reply, failure or absence ended the round."""
+    clients: Sequence[Timed]
 
 
 @dataclass(frozen=True)
@@ -243,7 +286,9 @@ Event: TypeAlias = (
     Started
     | ClientFinished
     | ClientFailed
+    | ClientStopped
     | StateLost
+    | RoundTimed
     | RoundFinished
     | PrivacySpent
     | Measured
@@ -258,58 +303,6 @@ class Sink(Protocol):
 
     def emit(self, event: Event, clock: Clock) -> None: ...
     def close(self) -> None: ...
-
-
-def kind(event: Event) -> str:
-    """The name of an event in the log: `ClientFinished` is `client-finished`."""
-    return _kind(type(event).__name__)
-
-
-@cache
-def _kind(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-
-
-def line(event: Event, clock: Clock) -> str:
-    """An event as a line of the log."""
-    entry = {"event": kind(event), **vars(event), "clock": clock}
-    try:
-        return _FINITE.encode(entry) + "\n"
-    except ValueError:  # a number is not finite, which is rare and costs more
-        return _FINITE.encode(plain(entry)) + "\n"
-
-
-def plain_line(entry: Mapping[str, Any]) -> str:
-    """A line that was read from the log, as it is written."""
-    return _FINITE.encode(entry) + "\n"
-
-
-_FINITE = json.JSONEncoder(separators=(",", ":"), default=vars, allow_nan=False)
-"""Writes records as objects of their fields."""
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: numbers that are not finite become null."""
-    kind: Any = type(value)
-    match value:
-        case None | str() | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return [plain(each) for each in value]
-        case _ if (names := _names(kind)) is not None:
-            return {name: plain(getattr(value, name)) for name in names}
-        case _:
-            return value
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a type of records; None if it is none."""
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else None
 
 
 @dataclass

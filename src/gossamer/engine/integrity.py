@@ -14,6 +14,7 @@ from gossamer.engine.files import Damaged, check_text, follows, opened, unseal, 
 from gossamer.engine.resuming import LOG, ROUNDS, SIZES, check_beside, judged
 from gossamer.engine.store import (
     META,
+    PAST,
     SERVER,
     about_state,
     clients_in,
@@ -151,21 +152,25 @@ def _logs(folder: Path, newest: Checkpoint | None) -> Iterator[Finding]:
 
 
 def _checkpoint(rounds: Path, number: int, saved: dict[int, Checkpoint]) -> Iterator[Finding]:
-    """The two files of a checkpoint, which is added to `saved` if they are whole."""
+    """The files of a checkpoint, which is added to `saved` if they are whole."""
     folder, what = round_folder(rounds, number), f"checkpoint of round {number}"
     try:
         saved[number] = checkpoint.read(rounds, number)
         problem = ""
     except (Damaged, checkpoint.Unusable) as refusal:
         problem = str(refusal)
-    server = str(folder / SERVER)
-    yield Finding(folder / META, what, "" if server in problem else problem)
-    if server in problem:
-        yield Finding(folder / SERVER, what, problem)
-    else:
-        about = {**about_server("", number)}
-        del about["run"]
-        yield checked(folder / SERVER, what, lambda: unseal(folder / SERVER, about))
+    paths = [folder / SERVER, *([folder / PAST] if (folder / PAST).exists() else [])]
+    if str(folder / PAST) in problem and folder / PAST not in paths:
+        paths.append(folder / PAST)
+    named = [path for path in paths if str(path) in problem]
+    yield Finding(folder / META, what, "" if named else problem)
+    about = {**about_server("", number)}
+    del about["run"]
+    for path in paths:
+        if path in named:
+            yield Finding(path, what, problem)
+        else:
+            yield checked(path, what, lambda path=path: unseal(path, about))  # type: ignore[misc]
 
 
 def _states(rounds: Path, number: int, newest: Checkpoint | None) -> Iterator[Finding]:

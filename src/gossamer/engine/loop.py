@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gossamer.core import AnyMethod, Client, Ctx, Key, Measures
-from gossamer.data.federation import Federation
+from gossamer.core import Client, Ctx, Measures
 from gossamer.engine import checkpoint, resuming, until
 from gossamer.engine.arithmetic import arithmetic_chosen
+from gossamer.engine.asynchronous import Underway, begins
 from gossamer.engine.checkpoint import Checkpoint, Progress
 from gossamer.engine.checks import check_settings, ctx_of
+from gossamer.engine.choosing import updated
 from gossamer.engine.client import Abandoned, ClientError, Stop
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.evaluate import Evaluator, sample_notice
@@ -25,56 +26,20 @@ from gossamer.engine.expected import Reply
 from gossamer.engine.files import notices, private_folder
 from gossamer.engine.history import History
 from gossamer.engine.measure import measured, measures
-from gossamer.engine.options import Options
 from gossamer.engine.privacy import Guard, Spent
 from gossamer.engine.processor import cores, keep_freed_memory, one_torch_thread
 from gossamer.engine.round_figures import advanced, round_finished
 from gossamer.engine.run_record import Run
 from gossamer.engine.store import Store
 from gossamer.engine.summary import Summary, best, environment, run_finished, run_started, summarise
+from gossamer.engine.synchronous import Change, Together
 from gossamer.engine.transport import Transport
+from gossamer.engine.virtual_time import Gathered
 from gossamer.engine.workers import Threads, Workers
-from gossamer.task import Task
 from gossamer.wire import dump, fingerprint, load, record_types
 
 CHECKPOINT_OVERHEAD = 0.02
 """The share of the time that adaptive checkpoints may take."""
-
-
-def run(
-    method: AnyMethod,
-    task: Task,
-    federation: Federation,
-    *,
-    rounds: int,
-    seed: int = 0,
-    out: str | Path | None = None,
-    options: Options = Options(),
-    sinks: Sequence[Sink] = (),
-) -> Summary:
-    """Trains a method on a federation; the same call gives the same bits.
-
-    `start` has further ways to execute a run: resuming, stopping, other encodings and transports.
-
-    Args:
-        method: The method, with its hyper-parameters.
-        task: The model and its loss.
-        federation: The clients and their data.
-        rounds: Rounds of communication.
-        seed: Of all randomness.
-        out: A folder for events and checkpoints; None keeps nothing.
-        options: How the run is executed and reported.
-        sinks: Where events go besides the log in `out`.
-
-    Returns:
-        The last and best figures, the costs and the final state.
-
-    Raises:
-        ClientError: A client failed, and failures are not to be skipped.
-    """
-    folder = None if out is None else Path(out)
-    what = Run(method, task, federation, rounds=rounds, key=Key(seed), options=options, out=folder)
-    return start(what, sinks=sinks)
 
 
 def start(
@@ -102,15 +67,15 @@ def start(
         checkpoint.Unusable: The folder is of another run, or is in use.
         files.Damaged: Files of the run are damaged, and no older checkpoint helps.
     """
-    check_settings(run)
     with ExitStack() as stack:
         if run.out is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
             run = replace(run, out=Path(folder))
+        check_settings(run)
         stack.enter_context(one_torch_thread())
         keep_freed_memory()
         _ = run.task.planned  # traced once, before threads share it
-        _ = run.rule, run.pool  # both are kept for all rounds
+        _ = run.rule, run.pool, run.fleet, run.conditions  # they are kept for all rounds
         workers = Workers(run.task, run.options.workers or cores())
         stack.callback(workers.close)
         loop = _Loop(run, sinks, stop or Stop(), workers, transport or Threads(workers))
@@ -139,6 +104,7 @@ class _Loop:
         self.progress = Progress()
         self.state: Any = None
         self.log: EventLog | None = None
+        self.underway: Underway | None = None
         self.resources = ExitStack()
         self.began = time.perf_counter()
         self.saved_at = self.began
@@ -173,7 +139,13 @@ class _Loop:
         spent = self.progress.privacy
         self.guard = Guard(self.run, Spent(**spent) if spent else None) if self.run.dp else None
         self.conversations = Conversations(self.run, self.store, self.stop, self.guard)
-        self.pool = self.run.pool
+        shared = (self.run, self.conversations)
+        self.together = Together(*shared, self.workers, self.ask)
+        if self.run.conditions.asynchronous is not None:
+            if not isinstance(self.transport, Threads):
+                raise ValueError("`asynchronous=` needs clients in threads; use that engine")
+            self.underway = Underway(*shared, self.workers, self.visit)
+            self.underway.resume(self.progress.underway, saved.past if saved else {})
         remote_figures = partial(self.transport.figures, self.conversations)
         self.evaluate = Evaluator(self.run, self.workers, remote_figures)
         if saved is None:
@@ -230,9 +202,9 @@ class _Loop:
 
     def round(self, number: int) -> None:
         """Trains and merges one round, and reports it."""
-        started = time.perf_counter()
-        ctx = ctx_of(self.run, number)
-        replies, refused = self.exchange(ctx)
+        started, ctx = time.perf_counter(), ctx_of(self.run, number)
+        gathered, refused = self.exchange(ctx)
+        replies, stopped, timed = gathered.replies, gathered.stopped, gathered.timed
         failures = [reply.failure for reply in replies if reply.failure is not None] + refused
         finished = [reply.event for reply in replies if reply.event is not None]
         for reply in replies:
@@ -242,9 +214,14 @@ class _Loop:
                 self.emit(reply.event, reply.seconds)
         for failure in failures:
             self.emit(failure)
+        for each in stopped:
+            self.emit(each)
+        if timed is not None:
+            self.emit(timed)
         self.account(number, [event.client for event in finished])
-        timed = self.run.network is not None
-        self.progress = advanced(self.progress, finished, failures, timed, self.seconds())
+        known = replace(self.progress, seen=updated(self.run, self.progress.seen, finished))
+        now, so_far = timed.ended if timed else None, self.seconds()
+        self.progress = advanced(known, finished, failures, stopped, now=now, seconds=so_far)
         summary = round_finished(self.progress, finished, failures)
         self.emit(summary, time.perf_counter() - started)
         before, self.shown = self.shown, measures(self.run.method, ctx, self.state)
@@ -258,32 +235,52 @@ class _Loop:
         headline = self.run.task.goal.headline
         return until.reached(self.run.options.until, self.progress, headline.name, headline.better)
 
-    def exchange(self, ctx: Ctx) -> tuple[list[Reply], list[ClientFailed]]:
-        """The message path of a round: from choosing the clients to merging their replies.
+    def exchange(self, ctx: Ctx) -> tuple[Gathered, list[ClientFailed]]:
+        """Gathers replies, in a round or as they come, and merges them.
 
         Returns:
-            The replies in the order of client ids, and those that were refused.
+            What was gathered, and the replies that were refused.
         """
-        method, pool = self.run.method, self.pool
-        chosen = self.guard.cohort(ctx, pool) if self.guard else None
-        if chosen is None:
-            chosen = method.cohort(ctx, self.state, pool)
-        cohort = sorted(chosen, key=lambda client: client.id)
-        visits = [self.visit(ctx, client, len(cohort)) for client in cohort]
-        replies = self.transport.hold(self.conversations, ctx, self.state, visits)
-        replies.sort(key=lambda reply: reply.client.id)
-        merged = self.conversations.merge(ctx, self.state, replies, self.progress.norms)
-        self.state, self.progress = merged.state, replace(self.progress, norms=merged.norms)
-        return replies, list(merged.refused)
+        progress, underway = self.progress, self.underway
+        stands = (ctx, self.state, progress.device_seconds or 0.0, progress.seen)
+        if underway is not None and ctx.round > begins(self.run):
+            gathered, rebased = underway.gather(*stands), underway.rebased(ctx, self.state)
+        elif self.run.fleet is not None or self.run.conditions.oversample > 1:
+            gathered, rebased = self.together.gather(*stands), None
+        else:
+            gathered, rebased = Gathered(self.ask(ctx, self.state, self.cohort(ctx))), None
+        merged = self.conversations.merge(
+            ctx, self.state, gathered.replies, progress.norms, rebased
+        )
+        self.state = merged.state
+        settled = underway.settled() if underway is not None else []
+        self.progress = replace(progress, norms=merged.norms, underway=settled)
+        return gathered, list(merged.refused)
 
-    def visit(self, ctx: Ctx, client: Client, cohort: int) -> Visit:
+    def cohort(self, ctx: Ctx) -> Sequence[Client]:
+        """The clients that the method chooses, or those that differential privacy asks for."""
+        if self.guard is not None:
+            return self.guard.cohort(ctx, self.run.pool)
+        return self.run.method.cohort(ctx, self.state, self.run.pool)
+
+    def ask(
+        self, ctx: Ctx, state: Any, clients: Sequence[Client], changed: Change | None = None
+    ) -> list[Reply]:
+        """The message path of a round: the replies of clients, in the order of their ids."""
+        cohort = sorted(clients, key=lambda client: client.id)
+        visits = [self.visit(ctx, state, client, len(cohort)) for client in cohort]
+        asked = changed(visits) if changed else visits
+        replies = self.transport.hold(self.conversations, ctx, state, asked)
+        return sorted(replies, key=lambda reply: reply.client.id)
+
+    def visit(self, ctx: Ctx, state: Any, client: Client, cohort: int) -> Visit:
         """What to send to a client; a paper may charge it for the clients that take no part."""
         method, charged = self.run.method, 1.0
         if self.run.accounting.recipients == "all":
             charged = len(self.run.federation.pool) / cohort
         resend = getattr(method, "resend", None)
-        again = partial(resend, ctx, self.state, client) if resend else None
-        return Visit(client, method.down(ctx, self.state, client), charged, again)
+        again = partial(resend, ctx, state, client) if resend else None
+        return Visit(client, method.down(ctx, state, client), charged, again)
 
     def account(self, number: int, senders: Sequence[int]) -> None:
         """Reports what a round has cost clients under differential privacy."""
@@ -353,6 +350,7 @@ class _Loop:
             self.beside,
             environment(),
             self.run.rounds,
+            self.underway.past(self.progress.underway) if self.underway else {},
         )
 
     def rollback(self) -> None:

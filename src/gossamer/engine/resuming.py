@@ -15,6 +15,7 @@ from gossamer.engine.events import CONFIG, LogReader
 from gossamer.engine.files import Damaged, content
 from gossamer.engine.store import (
     META,
+    PAST,
     SERVER,
     clients_in,
     read_state,
@@ -166,7 +167,7 @@ def strays(out: Path, saved: Checkpoint) -> list[str]:
     odd = [path for path in sorted(rounds.iterdir()) if path.name not in known]
     for number in written_rounds(rounds):
         folder = round_folder(rounds, number)
-        names = {SERVER, META, "local"}
+        names = {SERVER, META, PAST, "local"}
         odd += [path for path in sorted(folder.iterdir()) if path.name not in names]
         states = {state_path(rounds, client, number) for client in clients_in(folder / "local")}
         if (folder / "local").is_dir():

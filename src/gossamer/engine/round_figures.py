@@ -12,6 +12,7 @@ from gossamer.engine.checkpoint import Progress
 from gossamer.engine.events import (
     ClientFailed,
     ClientFinished,
+    ClientStopped,
     RoundFinished,
 )
 from gossamer.wire.errors import NOT_FINITE
@@ -21,7 +22,9 @@ def advanced(
     progress: Progress,
     finished: Sequence[ClientFinished],
     failures: Sequence[ClientFailed],
-    timed: bool,
+    stopped: Sequence[ClientStopped] = (),
+    *,
+    now: float | None,
     seconds: float,
 ) -> Progress:
     """Progress after one more round.
@@ -30,22 +33,19 @@ def advanced(
         progress: The progress before.
         finished: The clients that finished.
         failures: The clients that failed, and the replies that were refused.
-        timed: Whether device time is simulated; a round takes as long as its slowest client.
+        stopped: The clients whose part came to nothing in virtual time.
+        now: The virtual time after the round; None without devices.
         seconds: Wall-clock seconds of the run so far.
     """
-    devices = None
-    if timed:
-        slowest = max((event.device_seconds or 0.0 for event in finished), default=0.0)
-        devices = (progress.device_seconds or 0.0) + slowest
     left_out = {failure.client for failure in failures}
     densities = [event.density for event in finished if event.client not in left_out]
     return replace(
         progress,
         round=progress.round + 1,
-        cost=progress.cost + spent(finished, failures),
+        cost=progress.cost + spent(finished, failures, stopped),
         density=float(np.mean(densities)) if densities else progress.density,
         seconds=seconds,
-        device_seconds=devices,
+        device_seconds=now,
         failed=progress.failed + len(failures),
         diverged=_diverged(progress, finished, failures),
     )
@@ -69,8 +69,15 @@ def _diverged(
     return progress.diverged or f"diverged in round {progress.round + 1}: {reason}"
 
 
-def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) -> Cost:
-    """The cost of a round; clients that failed are charged what they were sent."""
+def spent(
+    finished: Sequence[ClientFinished],
+    failures: Sequence[ClientFailed],
+    stopped: Sequence[ClientStopped] = (),
+) -> Cost:
+    """The cost of a round; clients that failed are charged what they were sent.
+
+    Clients that were stopped are charged what they had computed and sent, too.
+    """
     total = Cost()
     columns = {
         each.name: sum((getattr(event, each.name) for event in finished), getattr(total, each.name))
@@ -79,6 +86,9 @@ def spent(finished: Sequence[ClientFinished], failures: Sequence[ClientFailed]) 
     total = Cost(**columns)
     for failure in failures:
         total += Cost(down=failure.down, paper_down=failure.paper_down)
+    for each in stopped:
+        vain = {"up": each.up, "down": each.down, "paper_down": each.paper_down}
+        total += Cost(**vain, flops=each.flops)
     return total
 
 

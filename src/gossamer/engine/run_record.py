@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import fields
-from gossamer.accounting import Accounting, Network
+from gossamer.accounting import Accounting
 from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
+from gossamer.devices.fleet import Fleet
+from gossamer.engine.conditions import Conditions, changed, fleet_of
 from gossamer.engine.options import Options
 from gossamer.merge import Rule
 from gossamer.task import CLASSIFICATION, Task
@@ -44,22 +46,20 @@ class Run:
     """Differential privacy, as `--dp` writes it; empty: none."""
     secret_noise: bool = False
     """Whether noise and cohorts under `dp` come from the operating system, not from the key."""
+    real_time: bool = False
+    """Whether clients are on a network, where time is not simulated."""
     dry: bool = False
     """Whether clients skip their training steps; see `gossamer.accounting.dry_run`."""
     accounting: Accounting = field(init=False)
     """How the method's paper counts bits."""
-    network: Network | None = field(init=False)
-    """The network and device that times are computed for, if any."""
     rule: Rule | None = field(init=False)
     """How replies are averaged; None: by their mean."""
 
     def __post_init__(self) -> None:
-        network = self.options.network
         named = getattr(self.method, "method", self.method)  # of a compressed one, what it is of
         derived = {
             "name": self.name or type(named).__name__.lower(),
             "accounting": getattr(self.method, "accounting", Accounting()),
-            "network": Network.parse(network) if network else None,
             "rule": aggregation.parse(self.options.aggregate),
         }
         for name, value in derived.items():
@@ -77,6 +77,32 @@ class Run:
         if self.out is None:
             raise ValueError("this run has no folder; set out, or start it with engine.start")
         return self.out
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        """The devices of clients, if times are simulated."""
+        return fleet_of(self.options, self.key, len(self.federation.pool))
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """Deadlines, sampling and asynchrony."""
+        return Conditions.parse(self.options)
+
+    @cached_property
+    def clients(self) -> int | None:
+        """Clients per round, if that is a setting of the method."""
+        count = fields.value(self.method, "clients")
+        return count if isinstance(count, int) else None
+
+    def asking(self, clients: int) -> AnyMethod:
+        """The method with another number of clients per round."""
+        if clients not in self._asking:
+            self._asking[clients] = fields.replace(self.method, {"clients": clients})
+        return self._asking[clients]
+
+    @cached_property
+    def _asking(self) -> dict[int, AnyMethod]:
+        return {}
 
     @cached_property
     def budgets(self) -> tuple[float, ...]:
@@ -127,13 +153,15 @@ class Run:
         arithmetic = [] if self.task.arithmetic == "auto" else [self.task.arithmetic]
         usual = Options()
         names = ("reply_limit", "weight_cap", "aggregate")
-        changed = {name: getattr(self.options, name) for name in names}
-        changed = {n: value for n, value in changed.items() if value != getattr(usual, n)}
-        protection = [changed] if changed else []
+        differing = {name: getattr(self.options, name) for name in names}
+        differing = {n: value for n, value in differing.items() if value != getattr(usual, n)}
+        protection = [differing] if differing else []
+        conditions = {} if self.real_time else changed(self.options)
         private = [f"dp {self.dp}"] if self.dp else []
         known = [self.task.fingerprints] if self.task.fingerprints else []
         goal = [] if self.task.goal.facts == CLASSIFICATION.facts else [self.task.goal.facts]
         given = [str(self.wire), *selection, *arithmetic, *protection, *private, *known, *goal]
+        given += [{"conditions": conditions}] if conditions else []
         text = json.dumps([*parts, *given], default=str)
         return fingerprint(text.encode())
 

@@ -17,8 +17,8 @@ from gossamer.engine.files import Damaged, private_folder, seal, unseal, write
 from gossamer.wire import load
 from gossamer.wire.schema import Types
 
-SERVER, META = "server.bin", "meta.json"
-"""The files of a checkpoint, the second written last."""
+SERVER, META, PAST = "server.bin", "meta.json", "past.bin"
+"""The files of a checkpoint, `meta.json` written last; the third in asynchronous runs only."""
 MEMORY = 256 * 2**20
 """Bytes of client state kept in memory by default."""
 
@@ -193,7 +193,7 @@ def read_state(rounds: Path, run: str, client: int, round: int) -> bytes:
 
 def _clear(folder: Path) -> None:
     """Deletes the files of a round, the one that makes it a checkpoint first, but no others."""
-    for name in (META, f"{META}.partial", SERVER, f"{SERVER}.partial"):
+    for name in (part for each in (META, SERVER, PAST) for part in (each, f"{each}.partial")):
         (folder / name).unlink(missing_ok=True)
     for client in list(clients_in(folder / "local")):
         (folder / "local" / f"{client}.bin").unlink()

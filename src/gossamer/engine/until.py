@@ -76,7 +76,7 @@ def check(text: str, metric: str, evaluated: bool, timed: bool) -> None:
         if goal.name == metric and not evaluated:
             raise ValueError(f"`until={metric}` needs evaluations; use `eval_every=1`")
         if goal.name == "device_seconds" and not timed:
-            raise ValueError("`until=device_seconds` needs a simulated network, e.g. `network=4g`")
+            raise ValueError("`until=device_seconds` needs devices, e.g. `devices=phone-2024`")
 
 
 def reached(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -67,6 +68,16 @@ class Workers:
                 future.cancel()
             wait(futures)
             raise
+
+    def submit(self, work: Callable[[Task, Item], Out], item: Item) -> Callable[[], Out]:
+        """Begins a piece of work, or lets it wait until it is asked for if there is one worker.
+
+        Returns:
+            A function that waits for the result.
+        """
+        if self._pool is None:
+            return cache(partial(work, self._task, item))
+        return self._pool.submit(self._run, work, item).result
 
     def close(self) -> None:
         """Waits for running work and ends the threads."""

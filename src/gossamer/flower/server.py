@@ -116,9 +116,14 @@ def serve(
                 write_atomically(out / SIZES, seal_json(listed), private=True)
             if text:
                 write_atomically(out / PROJECT, seal_text(text).encode(), private=True)
-        options = replace(run.options, on_client_error="skip", checkpoint_every=1)
+        options = replace(
+            run.options,
+            on_client_error="skip",
+            checkpoint_every=1,
+            oversample=patience.oversample,
+        )
         summary = engine.start(
-            replace(run, options=options, secret_noise=True),
+            replace(run, options=options, secret_noise=True, real_time=True),
             sinks=sinks,
             stop=stop,
             resume=True,

@@ -8,6 +8,7 @@ same as in a simulation.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,11 @@ from gossamer.engine.conversation import Conversation, Conversations, Visit
 from gossamer.engine.evaluate import Figures
 from gossamer.engine.expected import Reply
 from gossamer.engine.files import append
-from gossamer.fields import option
 from gossamer.flower import messages
 from gossamer.flower.carrier import Carrier, Incoming, Outgoing
 from gossamer.flower.journal import EVENT
 from gossamer.flower.messages import Message
+from gossamer.flower.patience import Patience as Patience
 from gossamer.flower.registration import Registry
 from gossamer.wire import HEADER, WireError, dump
 
@@ -38,20 +39,6 @@ FAREWELL = 10.0
 """Seconds in which nodes must confirm a notice; an idle one polls every three."""
 AGAIN = 30.0
 """Seconds after which a refused node is asked to register again."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a server waits, and for how many clients."""
-
-    deadline: float = option(600.0, "deadline of a round in seconds", above=0)
-    min_replies: int = option(1, "fewest replies; a round with fewer is repeated", least=0)
-    nodes: int = option(0, "number of nodes with own keys; 0: keys are not checked", least=0)
-    attempts: int = option(10, "attempts at a round before the run is given up", least=1)
-    gather: float = option(300.0, "seconds to wait for nodes before the first round", least=0)
-    min_present: int = option(0, "clients that must be online before the first round; 0: all")
-    poll: float = 0.02
-    """Seconds between two polls, at first."""
 
 
 @dataclass
@@ -268,7 +255,8 @@ class ServerTransport:
             each.node = node
             open.append(each)
         waiting: dict[str, _Open] = {}
-        pause = self.patience.poll
+        pause, came = self.patience.poll, 0
+        enough = math.floor(len(visits) / self.patience.oversample + 1e-9)
         while open or waiting:
             if conversations.stop.at_once():
                 raise Abandoned
@@ -280,12 +268,19 @@ class ServerTransport:
             open = []
             received = self.carrier.collect(list(waiting))
             for incoming in received:
+                if came >= enough:
+                    break
                 each = waiting.pop(incoming.id)
                 reply = self._next(conversations, each, incoming)
                 if reply is None:
                     open.append(each)
                 else:
+                    came += reply.event is not None
                     yield reply
+            if came >= enough:
+                for each in (*open, *waiting.values()):
+                    yield _fail(each, "enough others had answered")
+                return
             if self.now() >= until:
                 for each in (*open, *waiting.values()):
                     yield _fail(each, f"no answer within {self.patience.deadline:g} s")

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from gossamer.arithmetic.model import Model
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import WHOLE_JOBS, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
@@ -47,6 +48,7 @@ class Ditto:
     training: Training = Training()
     weighting: Weighting = option("samples", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = WHOLE_JOBS
 
     # server ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.parts import dense_model
@@ -31,6 +32,7 @@ class FedAvg:
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
     keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:

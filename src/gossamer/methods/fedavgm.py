@@ -14,6 +14,7 @@ import torch
 
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
@@ -37,6 +38,7 @@ class FedAvgM:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
     keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
@@ -34,6 +35,7 @@ class FedBN:
     training: Training = Training()
     weighting: Weighting = option("samples", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
 
     def init(self, ctx: Ctx) -> Server:
         return Server(own_layers.initial(ctx, shared(ctx.task.layout)))

@@ -24,6 +24,7 @@ import torch
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Up
@@ -74,6 +75,7 @@ class FedDrop:
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
     privacy: ClassVar[Privacy] = OWN_SUBMODELS
+    timing: ClassVar[Timing] = ANY_TIME
 
     # server ---------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gossamer import merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Measures, Params, Result, sample
+from gossamer.devices.declared import of_masks
 from gossamer.fields import option
 from gossamer.methods.parts import client_readjustment, held_versions, masked_training, sparse_model
 from gossamer.methods.parts.client_readjustment import (
@@ -62,6 +63,7 @@ class FedDST:
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     bn: BatchNorm = option("running", sparse_model.BN_HELP)
     accounting: Accounting = Accounting()
+    timing = property(lambda self: of_masks(self.readjustment.readjust_ratio > 0, False))
 
     @property
     def privacy(self) -> Privacy:

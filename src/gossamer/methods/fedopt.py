@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model, server_optimiser
 from gossamer.methods.parts.dense_model import Buffers, Down, Local, LocalMoments, Up, Work
@@ -47,6 +48,7 @@ class FedOpt:
         "global", "a client's own model: the server's, or the one the client sent last"
     )
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
     keeps_moments: ClassVar[bool] = True
 
     @property

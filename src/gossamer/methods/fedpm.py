@@ -19,6 +19,7 @@ import torch
 from gossamer import core, merge, optim, sparsity
 from gossamer.accounting import Accounting, mask_bits
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measures, Params, Result
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import masked_training, sparse_model
 from gossamer.methods.parts.dense_model import Local
@@ -71,6 +72,7 @@ class FedPM:
     )
     accounting: Accounting = Accounting(mask_code="counted")
     privacy: ClassVar[Privacy] = Privacy(bits={"masks": "theta"})
+    timing: ClassVar[Timing] = ANY_TIME
     own_optimiser: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
@@ -117,8 +119,8 @@ class FedPM:
     # client ---------------------------------------------------------------------------------------
 
     def begin(self, ctx: Ctx, down: Down, local: Local | None) -> Job[Work]:
-        own, rate = local.buffers if local else {}, self.training.rate(ctx)
-        params = {**self.weights(ctx), **own, **down.buffers}
+        rate = self.training.rate(ctx)
+        params = {**self.weights(ctx), **(local.buffers if local else {}), **down.buffers}
         # Probabilities that were rounded in transit may be 0 or 1, which have no score.
         scores = ctx.task.own({name: torch.logit(t, 1e-6) for name, t in down.theta.items()})
         adam = ServerOptimiser("adam", rate, self.beta1, self.beta2, self.eps)
@@ -144,10 +146,7 @@ class FedPM:
         }
         up = Up(masks, buffers if self.bn == "running" else {})
         local = Local(buffers) if self.bn == "local" and buffers else None
-        trained = {name: torch.ones_like(mask) for name, mask in masks.items()}  # all scores
-        return Result(up, local, masks, trained, metrics)
-
-    # anyone ---------------------------------------------------------------------------------------
+        return Result(up, local, masks, dict.fromkeys(masks, 1.0), metrics)  # trained: all scores
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         """Random weights under one mask, the same for everybody in a round."""

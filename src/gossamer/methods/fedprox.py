@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
@@ -31,6 +32,7 @@ class FedProx:
     weighting: Weighting = option("samples", "how client updates are weighted")
     buffers: Buffers = option("average", dense_model.BUFFERS_HELP)
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
     keeps_moments: ClassVar[bool] = True
 
     def init(self, ctx: Ctx) -> Server:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import WHOLE_JOBS, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
@@ -43,6 +44,7 @@ class FedRep:
     training: Training = Training(batch=10, lr=0.01, momentum=0.5)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = WHOLE_JOBS
     global_model: ClassVar[bool] = False
 
     # server ---------------------------------------------------------------------------------------

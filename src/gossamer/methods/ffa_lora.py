@@ -18,6 +18,7 @@ import torch
 
 from gossamer import merge
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import dense_model
 from gossamer.methods.parts.dense_model import Down, Up, Work
@@ -37,6 +38,7 @@ class FFALoRA:
     fixed: str = option("*lora_A*", "tensors that keep their first values, by a pattern")
     weighting: merge.Weighting = option("samples", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
 
     def init(self, ctx: Ctx) -> Server:
         return Server(self.shared(ctx.task.init(ctx.common.fold("init"))))

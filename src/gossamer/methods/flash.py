@@ -23,6 +23,7 @@ from torch import Tensor
 from gossamer import core, merge, sparsity
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Key, Masks, Measures, Params, Result
+from gossamer.devices.declared import of_masks
 from gossamer.fields import option
 from gossamer.methods.parts import mask_learning, masked_training, sensitivity_probe, sparse_model
 from gossamer.methods.parts.held_versions import NOBODY, Local, holds, received, updated
@@ -78,6 +79,7 @@ class Flash:
     averaging: Literal["auto", Averaging] = option("auto", "aggregation; auto: wfa with budgets")
     bn: BatchNorm = option("running", BN_HELP)
     accounting: Accounting = Accounting(mask_code="none", uncharged="budget")
+    timing = property(lambda self: of_masks(self.mask_every > 0, self.allocation == "sensitivity"))
 
     @property
     def privacy(self) -> Privacy:
@@ -125,8 +127,7 @@ class Flash:
             return self.start(ctx, ctx.common.fold("init", 1), densities, 1)  # lines 9-10
         budgets, clients = self.budgets(ctx), list[Client]()
         updates = self.updates(ctx, state, exchanges, clients)
-        kind = budgets.averaging(self.averaging)
-        average = sparsity.masked_mean(updates, kind)  # Algorithm 3
+        average = sparsity.masked_mean(updates, budgets.averaging(self.averaging))  # Algorithm 3
         if not clients:
             return state
         # Weights that no client of the round could afford stay as they are.
@@ -213,8 +214,7 @@ class Flash:
 
     def start(self, ctx: Ctx, key: Key, densities: Densities, version: int) -> Server:
         """New weights under a random mask; in stage 1 without groups, so that layers may grow."""
-        counts = sparsity.apportion(ctx.task.layout, densities)
-        drawn = sensitivity_probe.seed(ctx, counts, version)
+        drawn = sensitivity_probe.seed(ctx, sparsity.apportion(ctx.task.layout, densities), version)
         as_drawn = version > 0 or self.allocation != "sensitivity"
         top = sparsity.drawn_masks(drawn, ctx.task.layout, self.group if as_drawn else 0)
         masks = self.budgets(ctx).masks(top, Key(drawn.seed))

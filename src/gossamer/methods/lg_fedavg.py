@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Params, Result, sample
+from gossamer.devices.declared import ANY_TIME, Timing
 from gossamer.fields import option
 from gossamer.merge import Weighting
 from gossamer.methods.fedavg import Server
@@ -36,6 +37,7 @@ class LGFedAvg:
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
     privacy: ClassVar[Privacy] = COVERED
+    timing: ClassVar[Timing] = ANY_TIME
     global_model: ClassVar[bool] = False
 
     def init(self, ctx: Ctx) -> Server:

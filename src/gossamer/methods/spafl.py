@@ -20,6 +20,7 @@ from torch import Tensor
 from gossamer import merge, optim
 from gossamer.accounting import Accounting
 from gossamer.core import Batch, Client, Ctx, Exchange, Job, Masks, Params, Result, sample
+from gossamer.devices.declared import WHOLE_JOBS, Timing
 from gossamer.fields import option
 from gossamer.methods.parts import held_versions, masked_training, sparse_model
 from gossamer.optim import Training
@@ -79,6 +80,7 @@ class SpaFL:
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
     accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
     privacy: ClassVar[Privacy] = Privacy(least=0, most=1)
+    timing: ClassVar[Timing] = WHOLE_JOBS
     global_model: ClassVar[bool] = False
 
     # server ---------------------------------------------------------------------------------------
@@ -96,15 +98,15 @@ class SpaFL:
         return Down(state.history[-1], state.history[max(seen, 1) : -1])
 
     def merge(self, ctx: Ctx, state: Server, exchanges: Iterable[Exchange[Down, Up]]) -> Server:
-        replies = {
-            each.client.id: merge.fitting({"": each.up.thresholds}, {"": each.down.thresholds})
-            for each in exchanges
-            if merge.within(each.up.thresholds, 0, 1)
-        }
+        replies, rows = [], dict[int, int]()
+        for each in exchanges:
+            merge.within(each.up.thresholds, 0, 1)
+            replies.append(merge.fitting({"": each.up.thresholds}, {"": each.down.thresholds}))
+            rows[each.client.id] = len(state.history) - each.age
         if not replies:
             return state
-        mean = merge.mean((reply, 1.0) for reply in replies.values())[""]  # eq. 9
-        seen = held_versions.updated(state.seen, list(replies), len(state.history))
+        mean = merge.mean((reply, 1.0) for reply in replies)[""]  # eq. 9
+        seen = held_versions.updated(state.seen, list(rows), list(rows.values()))
         return Server(torch.cat([state.history, mean[None]]), seen)
 
     def replies(self, ctx: Ctx, down: Down) -> Sequence[Up]:
@@ -171,9 +173,9 @@ class SpaFL:
             "resets": float(work.resets),
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }
-        local = Local(work.params, work.known)
         trained = masked_training.trained(model.start, 1 / self.training.epochs)  # eq. 6
-        return Result(Up(work.thresholds), local, model.start, trained, metrics)
+        up, local = Up(work.thresholds), Local(work.params, work.known)
+        return Result(up, local, model.start, trained, metrics)
 
     # anyone ---------------------------------------------------------------------------------------
 
@@ -215,8 +217,7 @@ def newcomer(ctx: Ctx) -> Local:
 def by_layer(layout: Layout, vectors: Tensor) -> Params:
     """Each layer's part of vectors with one number per neuron; parts share their memory."""
     counts = [layout[name].rows for name in layout.prunable]
-    parts = torch.split_with_sizes(vectors, counts, dim=-1)
-    return dict(zip(layout.prunable, parts, strict=True))
+    return dict(zip(layout.prunable, torch.split_with_sizes(vectors, counts, dim=-1), strict=True))
 
 
 def column(vector: Tensor, like: Tensor) -> Tensor:
@@ -243,9 +244,8 @@ def pruned(params: Params, masks: Masks) -> Params:
 def follow(weight: Tensor, changes: Tensor) -> Tensor:
     """Equation 12 for a layer and each change of its thresholds, one row each.
 
-    A neuron whose threshold fell is important: its weights grow along their dominant sign. A change
-    moves all weights of a neuron alike, so sums over neurons are carried from one change to the
-    next and weights are touched once, unless they could leave [-1, 1] on the way.
+    A neuron whose threshold fell is important: its weights grow along their dominant sign. All of
+    them move alike, so they are touched once for all changes, unless they could leave [-1, 1].
     """
     fan_in = weight[0].numel()
     if float(weight.abs().max()) + float(changes.abs().sum(0).max() / fan_in) > 1:

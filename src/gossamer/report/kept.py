@@ -22,6 +22,7 @@ from gossamer.optim import Training
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
 from gossamer.report.runs import EVALUATED, Curve, Headline, Run, meaningful
+from gossamer.report.waiting import Waiting
 
 FORMAT = 1
 ADAM = ("optimiser", "adam_beta1", "adam_beta2", "adam_eps", "moments")
@@ -72,6 +73,7 @@ def keep(run: Run, path: Path) -> Path:
             "seconds": short(clock.get("seconds")) if isinstance(clock, dict) else None,
         },
         "failed": run.failed,
+        **({"devices": {n: vars(each) for n, each in run.devices.items()}} if run.devices else {}),
         "densities": list(run.densities),
         "layers": _layers(run.layers),
         "curves": {"round": rounds, **columns},
@@ -103,6 +105,7 @@ def read_kept(path: Path) -> Run:
                 content["started"].get("method"),
             ),
             failed=content["failed"],
+            devices={n: Waiting(**each) for n, each in content.get("devices", {}).items()},
             densities=content.get("densities", ()),
             layers=_layer_curves(content.get("layers", {})),
             config=content["config"],

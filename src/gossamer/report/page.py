@@ -21,6 +21,7 @@ from gossamer.report.page_data import BY_LAYER, TIMES, _ledger, page_data
 from gossamer.report.partition import Partition, partitions
 from gossamer.report.reading import read_run
 from gossamer.report.runs import NoRun, Run
+from gossamer.report.waiting import together
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -131,6 +132,7 @@ def _html(
         scores={name: text for name, text in SCORES.items() if _has(data, name)},
         charts={**_charts(data), "epsilon": any(run.curve("epsilon") for run in runs)},
         ledger=[(group, _ledger(group)) for group in groups if _ledger(group)],
+        devices=[(group, together(run.devices for run in group.runs)) for group in groups],
         partitions=drawn,
         differing=differing([group.first for group in groups]),
         runs=runs,

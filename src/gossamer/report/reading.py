@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gossamer.accounting.log import LOST
+from gossamer.accounting.log import LOST, STOPPED
 from gossamer.engine import checkpoint
 from gossamer.engine.checkpoint import Checkpoint
 from gossamer.engine.events import CONFIG, PROJECT, SCHEMA, LogReader
 from gossamer.engine.files import Damaged, check_text
 from gossamer.engine.resuming import ROUNDS, judged
+from gossamer.report import waiting
 from gossamer.report.kept import read_kept
 from gossamer.report.runs import (
     EVALUATED,
@@ -28,6 +29,7 @@ from gossamer.report.runs import (
     meaningful,
     number,
 )
+from gossamer.report.waiting import Waiting
 
 NAMED = 10
 """Clients with dropped replies that a notice names, at most."""
@@ -76,6 +78,7 @@ def read_run(folder: Path) -> Run:
         densities=gathered.densities,
         between=gathered.between,
         failed=gathered.failed,
+        devices=gathered.devices,
         config=config,
         text=text,
         networked=settings.name == PROJECT,
@@ -149,6 +152,7 @@ class _Gathered:
         self.histogram: Sequence[int] = ()
         self.densities: Sequence[float] = ()
         self.between = (0.0, 1.0)
+        self.devices: dict[str, Waiting] = {}
         self.failed = 0
         self.lost = 0
         self.trained = 0.0
@@ -162,6 +166,8 @@ class _Gathered:
             "started": self._start,
             "client-finished": self._client,
             "client-failed": self._failure,
+            "client-stopped": self._stop,
+            "round-timed": lambda event: waiting.take(self.devices, event),
             "state-lost": self._lose,
             "round-finished": self._round,
             "privacy-spent": self._spend,
@@ -218,6 +224,14 @@ class _Gathered:
         if sent := number(event.get("down")):
             sums = self.sums.setdefault(("down", LOST, "all"), [0.0] * 4)
             for place, value in ((0, 1), (1, sent), (3, number(event.get("paper_down")) or 0.0)):
+                sums[place] += value
+
+    def _stop(self, event: dict[str, Any]) -> None:
+        _place(event)
+        for direction, counted in (("down", "paper_down"), ("up", "")):
+            sums = self.sums.setdefault((direction, STOPPED, "all"), [0.0] * 4)
+            paper = number(event.get(counted)) or 0.0
+            for place, value in ((0, 1), (1, number(event.get(direction)) or 0.0), (3, paper)):
                 sums[place] += value
 
     def _lose(self, event: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.method_names import has_global_model
+from gossamer.report.waiting import Waiting
 from gossamer.task.metrics import titled
 
 Curve = dict[int, float]
@@ -77,6 +78,8 @@ class Run:
     densities: Sequence[float] = ()
     """Of clients' models, in the last evaluation that has them."""
     failed: int = 0
+    devices: Mapping[str, Waiting] = field(default_factory=dict)
+    """What classes of devices did, if they are simulated."""
     config: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     """The configuration as it was written."""

@@ -15,6 +15,7 @@ from gossamer.config import (
     Config,
     Experiment,
     absolute,
+    absolute_options,
     absolute_paths,
     find_method,
     locate,
@@ -32,7 +33,8 @@ T = TypeVar("T")
 
 SHARED = (
     *("data", "partition", "pool", "least", "valid", "data_seed", "budgets", "model"),
-    *("global_model", "personal", "select", "flops_model", "network", "until"),
+    *("global_model", "personal", "select", "flops_model", "network", "devices", "spread"),
+    *("failures", "availability", "time_by", "until"),
 )
 """Settings that have the same value for all methods of a comparison."""
 EQUAL = ("rounds", "training")
@@ -161,7 +163,7 @@ def overridden(config: Config, values: Mapping[str, Any]) -> Config:
         absolute(config.method),
         {**config.settings, **_converted(find_method(config.method), values)},
         absolute_paths(fields.replace(config.experiment, _converted(Experiment(), values))),
-        fields.replace(config.options, _converted(Options(), values)),
+        absolute_options(fields.replace(config.options, _converted(Options(), values))),
     )
 
 

@@ -12,7 +12,7 @@ const Charts = (() => {
     sent: { x: "sent", name: "bits sent, both directions", text: bits },
     paper: { x: "paper", name: "bits as the papers count, both directions", text: bits },
     training_seconds: { x: "training_seconds", name: "local training, all clients together", text: seconds, unit },
-    device_seconds: { x: "device_seconds", name: "time on simulated devices", text: seconds, unit },
+    device_seconds: { x: "device_seconds", name: "virtual time on devices", text: seconds, unit },
     flops: { x: "flops", name: "floating-point operations of all clients", text: operations },
   };
 

@@ -1,0 +1,133 @@
+"""Deadlines and oversampling on a network: the same clients are merged as in the simulator."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import NODES, Fault, Loopback, served, set_up, simulated
+
+from gossamer.engine import events
+from gossamer.flower.carrier import Outgoing
+from gossamer.flower.messages import Message
+
+SLOW = 2
+"""The node that does not answer in time."""
+
+
+def silent() -> Fault:
+    """One node is never heard of while it should train."""
+
+    def fault(sent: Outgoing, answer: Message | None) -> Message | str | None:
+        if sent.node == 100 + SLOW and sent.message.kind == "train":
+            return None
+        return answer if answer is not None else Message({})
+
+    return fault
+
+
+def devices(folder: Path, pool: int) -> str:
+    """The same as devices: clients of that node are slow, all others answer in order of ids."""
+    lines = ["client,device,latency,flops,up,down"]
+    for id in range(pool):
+        latency = 60 if id % NODES == SLOW else 0.001 * (id + 1)
+        lines.append(f"{id},phone-2024,{latency},1e15,1e15,1e15")
+    path = folder / "devices.csv"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def merged(out: Path) -> list[list[int]]:
+    log = events.read(out / "events.jsonl")
+    return [event["clients"] for event in log if event["event"] == "round-finished"]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"oversample": 1.5}),
+        ("spafl", {"oversample": 1.5}),
+    ],
+)
+def test_a_node_that_is_too_slow_is_left_out_as_in_the_simulator(
+    method: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    setup = set_up(method, rounds=5)
+    carrier = Loopback.of(setup, tmp_path, fault=silent())
+    flown = served(setup, carrier, tmp_path / "flown", deadline=1.0, **more)
+    options = replace(
+        setup.options, devices=devices(tmp_path, len(setup.federation.pool)), deadline="1s", **more
+    )
+    simulation = simulated(replace(setup, options=options), tmp_path / "simulated")
+    assert merged(tmp_path / "flown") == merged(tmp_path / "simulated")
+    assert flown.state_hash == simulation.state_hash
+    everyone = simulated(setup, tmp_path / "everyone")
+    assert everyone.state_hash != flown.state_hash
+    reasons = {
+        event["reason"]
+        for event in events.read(tmp_path / "flown" / "events.jsonl")
+        if event["event"] == "client-failed"
+    }
+    assert reasons <= {"no answer within 1 s", "enough others had answered"} and reasons
+
+
+def test_conditions_that_are_simulated_are_refused_for_a_network(tmp_path: Path) -> None:
+    from gossamer.engine import Options
+    from gossamer.engine.conditions import on_network
+
+    given = Options(deadline="2m", oversample=1.3)
+    assert on_network(given) == (Options(), {"deadline": 120.0, "oversample": 1.3})
+    for name, value in (("devices", "mcu"), ("asynchronous", "fedbuff"), ("sampling", "utility")):
+        with pytest.raises(ValueError, match=f"`{name}=` is simulated; on a network devices are"):
+            on_network(Options(**{name: value}))
+
+
+ROUNDS = 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "reasons"),
+    [
+        (["--clients", 3, "--oversample", 1.3, "--deadline", "120s"], "enough others had answered"),
+        (["--clients", 4, "--deadline", "5s"], "no answer within 5 s"),
+    ],
+    ids=["oversampling", "deadline"],
+)
+def test_a_stopped_process_is_not_waited_for_and_comes_back(
+    more: list[Any], reasons: str, tmp_path: Path
+) -> None:
+    """SIGSTOP to one of four nodes for some rounds, then SIGCONT."""
+    pytest.importorskip("flwr", reason="needs Flower: pip install 'gossamer[flower]'")
+    from deployment import Federation, Run, project
+
+    how = ["--rounds", ROUNDS, "--eval-every", 0, *more]
+    run = Run(project(tmp_path / "app", "fedavg", *how))
+    with Federation(tmp_path / "federation", run.folder) as federation:
+        federation.submit(run.folder)
+        federation.until(lambda: run.rounds() >= 2)
+        group = federation.nodes[1].pid
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            stopped = run.rounds()
+            federation.until(lambda: run.rounds() >= stopped + 2)
+            resumed = run.rounds()
+        finally:
+            os.killpg(group, signal.SIGCONT)
+        federation.until(run.over)
+    clients = merged(run.out)
+    assert len(clients) == ROUNDS
+    # The round that was under way may still have had the node's reply.
+    assert all(1 not in each for each in clients[stopped + 1 : resumed])
+    assert any(1 in each for each in clients[resumed:])
+    failed = [
+        event
+        for event in events.read(run.out / "events.jsonl")
+        if event["event"] == "client-failed" and event["client"] == 1
+    ]
+    assert reasons in {event["reason"] for event in failed}

@@ -1,0 +1,181 @@
+"""Writes the table of docs/devices.md and its picture from results/devices.
+
+`tools/results.py` puts them into their places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from devices_study import RESULTS, TARGET, WAYS
+
+from gossamer.devices import PRESETS
+from gossamer.devices.declared import UNDECLARED, timing
+from gossamer.methods import METHODS
+from gossamer.report.kept import read_kept
+from gossamer.report.runs import Run
+from gossamer.report.waiting import together
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "pictures" / "devices.svg"
+CLASSES = {"phone-2018": "#1f77b4", "raspberry-pi-4": "#2ca02c", "mcu": "#d62728"}
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedavg-deadline": "FedAvg, deadline 30 s, 1.3 times the clients",
+    "fedbuff": "FedBuff (FedAvg, buffer 10, 40 at once)",
+    "spdst-by-memory": "SPDST, density 0.2, budgets by memory",
+    "spafl": "SpaFL",
+    "fedsparse": "FedSparse",
+}
+
+
+NETWORKS = ("4g", "wifi", "iot")
+"""Classes without a source, which the table leaves out."""
+
+
+def classes() -> str:
+    """The named classes of devices."""
+    lines = [
+        "| class | GFLOP/s | Mbit/s up | Mbit/s down | latency, ms | memory, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, each in PRESETS.items():
+        if name not in NETWORKS:
+            lines.append(
+                f"| `{name}` | {each.flops / 1e9:g} | {each.up / 1e6:g} | {each.down / 1e6:g} | "
+                f"{1e3 * each.latency:g} | {each.memory / 1e6:g} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def asynchronous() -> str:
+    """Which methods can be asynchronous, and which refuse why."""
+    reasons: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        reasons.setdefault(timing(method).refused, []).append(f"`{name}`")
+    reasons.pop(UNDECLARED.refused)
+    lines = ["| methods | asynchronous |", "|---|---|"]
+    for reason, names in sorted(reasons.items()):
+        lines.append(f"| {', '.join(names)} | {'no: ' + reason if reason else 'yes'} |")
+    lines.append("| all others | no: they do not declare that stale replies can be merged |")
+    return "\n".join(lines) + "\n"
+
+
+def read(results: Path = RESULTS) -> dict[str, list[Run]]:
+    """Kept runs by way of training."""
+    return {
+        way: [read_kept(path) for path in sorted(results.glob(f"{way}-seed-*.json"))]
+        for way in WAYS
+    }
+
+
+def scores(run: Run) -> dict[int, float]:
+    """The accuracy that a run is judged by: of clients' own models if there are any."""
+    return run.curve("personal_mean" if run.curve("personal_density") else "global_score")
+
+
+def reached(run: Run) -> tuple[float, float, float] | None:
+    """Virtual minutes, gigabits and rounds until the target; None if it was not reached."""
+    for at, score in sorted(scores(run).items()):
+        if score >= TARGET and at:
+            sent = (run.curve("up")[at] + run.curve("down")[at]) / 1e9
+            return run.curve("device_seconds")[at] / 60, sent, float(at)
+    return None
+
+
+def table(results: Path = RESULTS) -> str:
+    """Minutes, bits and rounds to the target, and how many times fewer than FedAvg."""
+    runs = read(results)
+    if not any(runs.values()):
+        return "No runs are kept yet; the command above makes them.\n"
+    first = [each for each in map(reached, runs["fedavg"]) if each]
+    lines = [
+        "| | virtual minutes to 85 % | times faster than FedAvg | Gbit | times fewer | rounds | n |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for way, some in runs.items():
+        if not some:
+            continue
+        found = [each for each in map(reached, some) if each]
+        if len(found) < len(some):
+            best = max(max(scores(run).values()) for run in some)
+            lines.append(
+                f"| {NAMES[way]} | not reached by {len(some) - len(found)} of {len(some)} "
+                f"(best {100 * best:.1f} %) | – | – | – | – | {len(some)} |"
+            )
+            continue
+        minutes, bits, rounds = zip(*found, strict=True)
+        faster, fewer = (_ratio(first, found, place) for place in (0, 1))
+        lines.append(
+            f"| {NAMES[way]} | {_mean(minutes)} | {faster} | {_mean(bits)} | {fewer} | "
+            f"{_mean(rounds)} | {len(some)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _mean(values: Sequence[float]) -> str:
+    error = f" ± {stdev(values) / math.sqrt(len(values)):.2g}" if len(values) > 1 else ""
+    return f"{fmean(values):.3g}{error}"
+
+
+def _ratio(first: Sequence[Sequence[float]], some: Sequence[Sequence[float]], place: int) -> str:
+    if not first:
+        return "–"
+    return f"{fmean(each[place] for each in first) / fmean(each[place] for each in some):.2g}"
+
+
+def waited(results: Path = RESULTS) -> str:
+    """Who was waited for: rounds and time, by class of devices."""
+    runs = read(results)
+    if not any(runs.values()):
+        return "No runs are kept yet; the command above makes them.\n"
+    lines = [
+        f"![Rounds by the class of the device that they waited for](pictures/{PICTURE.name})",
+        "",
+        "| | device | asked | merged | too late or spare | rounds that ended with it | "
+        "share of the time spent waiting for it alone |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for way, some in runs.items():
+        total = sum(max(run.curve("device_seconds").values()) for run in some)
+        for name, each in together(run.devices for run in some).items():
+            lines.append(
+                f"| {NAMES[way]} | {name} | {each.parts} | {each.merged} | "
+                f"{each.late + each.spare} | {each.last} | {100 * each.alone / total:.0f} % |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def pictures(results: Path = RESULTS) -> dict[Path, str]:
+    """The picture, if there is something to draw."""
+    return {PICTURE: picture(results)} if any(read(results).values()) else {}
+
+
+def picture(results: Path = RESULTS) -> str:
+    """The share of rounds that ended with each class of devices, as bars in SVG."""
+    runs: Mapping[str, list[Run]] = {way: some for way, some in read(results).items() if some}
+    height, width, left = 34, 420, 300
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 20} '
+        f'{height * len(runs) + 60}" font-family="sans-serif" font-size="12">'
+    ]
+    for row, (way, some) in enumerate(runs.items()):
+        known, x = together(run.devices for run in some), float(left)
+        total = sum(each.last for each in known.values()) or 1
+        y = 40 + height * row
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{NAMES[way]}</text>')
+        for name, colour in CLASSES.items():
+            share = known[name].last / total if name in known else 0.0
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{share * width:.1f}" height="20" '
+                f'fill="{colour}"/>'
+            )
+            x += share * width
+    for place, (name, colour) in enumerate(CLASSES.items()):
+        x = left + 140 * place
+        parts.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 18}" y="20">{name}</text>')
+    return "\n".join([*parts, "</svg>\n"])
