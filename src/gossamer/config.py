@@ -77,7 +77,7 @@ class Experiment:
         "empty: seed, or module for my.py:build",
     )
     prunable: str = option(
-        "", "which tensors may be pruned: names, patterns, conv-only, skip-first-last"
+        "", "which tensors may be pruned: names, patterns, conv-only, with-attention ..."
     )
     rounds: int = option(100, "communication rounds", least=1)
     seed: int = option(0, "seed of all randomness", least=0)

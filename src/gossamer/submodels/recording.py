@@ -1,0 +1,257 @@
+"""Parts of a model, recorded while they compute: for forward passes that torch.fx cannot trace.
+
+A model of Hugging Face prepares its masks by code that looks at numbers, and its layers are plain
+functions of tensors. So each part is run by itself, on what it is called with in the whole model,
+and its calls of functions and layers are noted. A part that turns a tensor into a Python number may
+compute something else for other inputs: it is not recorded, but its own parts may be.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from gossamer.named import called
+from gossamer.task.randomness import untouched_generators
+
+Calls = list[tuple[fx.Node, Any]]
+"""Every node of a graph, with its value for an example."""
+Whole = Callable[[nn.Module], bool]
+_PYTHON = (
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "item",
+    "tolist",
+    "numpy",
+    "__contains__",
+)
+"""Methods that turn a tensor into a Python value, by which a forward pass may branch."""
+_READ = ("dim", "ndimension", "is_floating_point", "is_complex", "numel", "__len__", "__repr__")
+"""Methods and attributes that say nothing about units, or are never taken for their number."""
+
+
+class Unclear(Exception):
+    """Raised by a part that cannot be recorded."""
+
+
+def record_parts(module: nn.Module, example: Tensor, whole: Whole) -> Calls:
+    """The calls of all parts that can be recorded; layers that `whole` knows are single calls."""
+    tensors = [*module.parameters(), *module.buffers()]
+    shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+    leaf = _leaves(shared, whole)
+    calls: Calls = []
+    with torch.no_grad(), untouched_generators():
+        seen = _Inputs(shared, leaf)
+        with _hooked(shared, seen.before, seen.after), seen:
+            called(shared, example)
+        waiting = [path for path, _ in shared.named_children()]
+        while waiting:
+            path = waiting.pop(0)
+            try:
+                calls += _record(shared, path, seen, leaf)
+            except Unclear:
+                part = shared.get_submodule(path)
+                waiting = [f"{path}.{name}" for name, _ in part.named_children()] + waiting
+        return [*_direct(shared, seen.direct), *calls] if calls else []
+
+
+def _leaves(module: nn.Module, whole: Whole) -> dict[nn.Module, str]:
+    """Layers that are single calls, with their paths."""
+    return {
+        part: path
+        for path, part in module.named_modules()
+        if path
+        and (whole(part) or type(part).__module__.startswith("torch.nn"))
+        and not isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    }
+
+
+class _Inputs(TorchFunctionMode):
+    """Watches the whole model: what its parts are called with, and who reads their tensors."""
+
+    def __init__(self, module: nn.Module, leaf: Mapping[nn.Module, str]) -> None:
+        super().__init__()
+        self.names = {id(tensor): name for name, tensor in module.named_parameters()}
+        self.leaf = leaf
+        self.inside = 0
+        self.given: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.times: Counter[nn.Module] = Counter()
+        self.direct: set[str] = set()
+
+    def before(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.times[part] += 1
+        self.given.setdefault(part, (args, kwargs))
+        self.inside += part in self.leaf
+
+    def after(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        self.inside -= part in self.leaf
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self.inside and "__get__" not in getattr(func, "__name__", ""):
+            found = _tensors((args, kwargs or {}))
+            self.direct |= {self.names[id(each)] for each in found if id(each) in self.names}
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes functions and layers of one part as nodes of a graph."""
+
+    def __init__(self, leaf: Mapping[nn.Module, str]) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.leaf = leaf
+        self.inside = 0
+        self.nodes: dict[int, fx.Node] = {}
+        self.calls: Calls = []
+        self.times: Counter[nn.Module] = Counter()
+
+    def note(self, op: str, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        """A node with its value; tensors among the arguments are the nodes that made them."""
+        args, kwargs = _nodes(args, self.node), _nodes(dict(kwargs), self.node)
+        node = self.graph.create_node(op, target, tuple(args), kwargs)
+        self.calls.append((node, value))  # keeps the value, so that its id stays its own
+        if isinstance(value, Tensor | Shape):
+            self.nodes[id(value)] = node
+            return node
+        for place, each in enumerate(value if isinstance(value, tuple | list) else ()):
+            if isinstance(each, Tensor):
+                part = self.graph.call_function(operator.getitem, (node, place))
+                self.calls.append((part, each))
+                self.nodes[id(each)] = part
+        return node
+
+    def node(self, value: object) -> fx.Node:
+        """The node of a tensor; one that was not computed here is an input."""
+        if id(value) not in self.nodes:
+            node = self.graph.placeholder(f"input{len(self.calls)}")
+            self.calls.append((node, value))
+            self.nodes[id(value)] = node
+        return self.nodes[id(value)]
+
+    def before(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        self.times[part] += 1
+        self.inside += part in self.leaf
+
+    def after(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if part in self.leaf:
+            self.inside -= 1
+            if not self.inside:
+                self.note("call_module", self.leaf[part], args, kwargs, out)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.inside or name in _READ:
+            return func(*args, **kwargs)
+        if name in _PYTHON:
+            raise Unclear
+        value = func(*args, **kwargs)
+        if name == "__get__" and isinstance(value, torch.Size):
+            return self._shape(args[0], value)
+        if name == "size" and isinstance(value, torch.Size):
+            return self._shape(args[0], value)
+        if name == "size" or (name != "__get__" and _tensors((value,))):
+            self.note("call_function", func, args, kwargs, value)
+        return value
+
+    def _shape(self, source: Tensor, value: torch.Size) -> Shape:
+        shape = Shape(value)
+        shape.recorder = self
+        self.note("call_function", getattr, (source, "shape"), {}, shape)
+        return shape
+
+
+class Shape(tuple[int, ...]):
+    """A shape that notes which of its numbers are read."""
+
+    recorder: _Recorder
+
+    def __getitem__(self, index: Any) -> Any:
+        value = tuple.__getitem__(self, index)
+        self.recorder.note("call_function", operator.getitem, (self, index), {}, None)
+        return value
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[place] for place in range(len(self)))
+
+    def numel(self) -> int:
+        return int(torch.Size(tuple.__iter__(self)).numel())
+
+
+def _record(module: nn.Module, path: str, seen: _Inputs, leaf: Mapping[nn.Module, str]) -> Calls:
+    """The calls of one part, which is called once in the whole model.
+
+    Raises:
+        Unclear: it is a layer, or not called once, or its code looks at numbers.
+    """
+    part = module.get_submodule(path)
+    if part in leaf or seen.times[part] != 1:
+        raise Unclear
+    recorder = _Recorder(leaf)
+    args, kwargs = seen.given[part]
+    with _hooked(part, recorder.before, recorder.after), recorder:
+        out = part(*args, **kwargs)
+    if any(seen.times[each] != times for each, times in recorder.times.items()):
+        raise Unclear
+    ends = [each for each in _tensors((out,)) if id(each) in recorder.nodes]
+    recorder.note("output", "output", (ends,), {}, None)
+    return recorder.calls
+
+
+def _direct(module: nn.Module, names: set[str]) -> Calls:
+    """Parameters that are read by code outside of layers."""
+    graph, tensors = fx.Graph(), dict(module.named_parameters())
+    return [(graph.create_node("get_attr", name), tensors[name]) for name in sorted(names)]
+
+
+@contextmanager
+def _hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
+    parts = list(module.modules())
+    hooks = [part.register_forward_pre_hook(before, with_kwargs=True) for part in parts]
+    hooks += [part.register_forward_hook(after, with_kwargs=True) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    match value:
+        case Tensor():
+            return [value]
+        case Shape():
+            return []
+        case Mapping():
+            return _tensors(list(value.values()))
+        case tuple() | list():
+            return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _nodes(value: Any, node: Callable[[object], fx.Node]) -> Any:
+    """Arguments with nodes for tensors; what a graph cannot hold is left out."""
+    match value:
+        case Tensor() | Shape():
+            return node(value)
+        case tuple() | list():
+            return type(value)(_nodes(each, node) for each in value)
+        case Mapping():
+            return {str(name): _nodes(each, node) for name, each in value.items()}
+        case bool() | int() | float() | str() | None | slice() | torch.dtype():
+            return value
+    return None
