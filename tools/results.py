@@ -55,7 +55,10 @@ PAGES: Mapping[Path, Blocks] = {
         "compact": benchmarks.compact,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
-    DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
+    DOCS / "tutorials" / "finetune.md": {
+        "finetune": finetune.table,
+        "finetune-commands": finetune.commands,
+    },
     DOCS / "widths.md": {"submodels": submodels.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
@@ -80,7 +83,8 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    for others in (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}):
+    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()})
+    for others in (*pages, finetune.written()):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
