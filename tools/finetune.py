@@ -53,7 +53,7 @@ def _adapters(method: str, *more: str) -> tuple[str, ...]:
 
 def _flasc(density: str) -> tuple[str, ...]:
     sparse = ("--down-density", density, "--up-density", density)
-    return _adapters("flasc", *sparse, "--server-lr", "0.003")
+    return _adapters("flasc", *sparse, "--server-lr", "0.01")
 
 
 PLANS = {
@@ -132,7 +132,8 @@ def table() -> str:
     lines.append(
         f"\nAfter {first.done} rounds of 5 of 20 clients; accuracy of the global model on the 872 "
         f"phrases of the dev set,\nafter the last round and at its best; ± one standard error. "
-        f"All runs together took\n{sum(times) / 60:.0f} minutes on {about['machine']}, torch {about['torch']}.\n\n"
+        f"All runs together took\n{sum(times) / 60:.0f} minutes on {about['machine']}, "
+        f"torch {about['torch']}.\n\n"
         f"![accuracy against Mbit sent](../pictures/{PICTURE.name})"
     )
     return "\n".join(lines)
