@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from gossamer.engine import events
 
 REPEATS = int(os.environ.get("GOSSAMER_BENCHMARK_REPEATS", "3"))
 HERE = Path(__file__).parent
-PACKAGES = ("torch", "numpy", "pfl")
+PACKAGES = ("numpy", "pfl")
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,10 @@ def pfl_python() -> str:
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        constraints = str(HERE.parent / "constraints.txt")
-        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints]
-        subprocess.run([*install, *PACKAGES], check=True, stdout=sys.stderr)
+        # The same torch on both sides; of the other packages pfl needs versions of its own.
+        packages = [f"torch=={metadata.version('torch').split('+')[0]}", *PACKAGES]
+        install = [str(python), "-m", "pip", "install", "--quiet", *packages]
+        subprocess.run(install, check=True, stdout=sys.stderr)
         ready.touch()
     return str(python)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "arithmetic.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "arithmetic.md",)
 RESULTS = ROOT / "benchmarks" / "results"
 DENSITIES = ("0.5", "0.2", "0.1", "0.05", "0.02", "0.01")
 
@@ -78,7 +78,6 @@ def pages() -> dict[Path, str]:
         "arithmetic": steps(found["arithmetic"]),
         "single": single(found["single"]),
         "spafl": spafl(found["thresholds"]),
-        "training": training(found["training"]),
     }
     written = {}
     for path in PAGES:

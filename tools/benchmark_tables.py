@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import arithmetic
+
 FILES = Path(__file__).parents[1] / "benchmarks" / "results"
 MASKS = {
     "lenet": "LeNet's shapes, random",
@@ -75,7 +77,7 @@ def speed() -> str:
         ],
     ]
     words = (
-        f"In {100 * found['share_outside_local_training']:.1f} % of the time no client trains; "
+        f"In {100 * found['share_outside_local_training']:.1f} % of the time no client trains, and "
         f"{100 * found['share_of_cores_not_training']:.1f} % of the two cores' time is not spent "
         "in local training (idle at the end of a round included). Over the loop with prepared "
         f"tensors the engine's ratio is {found['engine_over_plain_preloaded']:.2f}."
@@ -163,8 +165,25 @@ def compact() -> str:
         ]
         for name, each in read("compact")["models"].items()
     ]
-    head = ["", "masked, over taken out", "parameters left", "products left", "ms to make"]
-    return markdown([*head, "ms to follow, once"], rows)
+    head = ["", "masked over removed", "parameters left", "products left", "ms to make"]
+    return markdown([*head, "ms to trace, once"], rows)
+
+
+def page() -> str:
+    """Size and speed of a report."""
+    found = read("page")
+    opened = found["seconds_to_open"]
+    return prose(
+        f"The page of ten runs of 500 rounds with ten clients each has {found['megabytes']:.1f} MB "
+        f"and takes {found['seconds_to_make']:.1f} s to make. Headless Chromium draws it in "
+        f"{opened['desktop']:.1f} s at the width of a desktop (1280) and {opened['phone']:.1f} s "
+        "at that of a phone (390), the median of five."
+    )
+
+
+def training() -> str:
+    """Seconds of local training of whole runs, sparse and dense."""
+    return arithmetic.training(read("training"))
 
 
 def gated() -> str:

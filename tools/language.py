@@ -41,6 +41,8 @@ def table() -> str:
 def _scores(group: Group, name: str) -> str:
     values = [value for run in group.sound if (value := last(run.curve(name))) is not None]
     error = standard_error(values)
+    if not values:
+        return ""
     return f"{mean(values):.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 

@@ -1,4 +1,4 @@
-"""Lines of every method, before and now: the table in docs/architecture.md.
+"""Lines of every method, before and now: the table in docs/reference/lines.md.
 
     python tools/lines.py              # writes the table
     python tools/lines.py --print      # prints it
@@ -21,7 +21,7 @@ from statistics import median
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "gossamer"
 BEFORE = ROOT / "results" / "lines-0.1.csv"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "reference" / "lines.md"
 START, END = "<!-- lines -->", "<!-- /lines -->"
 BESIDE = (
     *("masks/importance.py", "sparsity/importance.py"),

@@ -38,11 +38,17 @@ def study(name: str, *starts: str, without: str = " ") -> str:
     )
 
 
+@cache
+def judged() -> tuple[judging.Judged, ...]:
+    """Every claim of the papers with its verdict."""
+    tables = [name for start in ORDER for name in names() if name.startswith(start)]
+    return tuple(judging.judge_kept(shelf(), tables))
+
+
 def claims() -> str:
     """Every claim of the papers: printed, measured, and whether runs support it."""
     lines = ["| claim | printed | measured | |", "|---|---|---|---|"]
-    tables = [name for start in ORDER for name in names() if name.startswith(start)]
-    for each in judging.judge_kept(shelf(), tables):
+    for each in judged():
         found = (
             each.found
             if each.found == NOTHING

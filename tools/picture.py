@@ -1,7 +1,7 @@
-"""Takes a picture of a report for the README, with the browser of this machine.
+"""Takes a picture of a report, with the browser of this machine.
 
 gossamer demo
-python tools/picture.py runs/demo/*/seed-1 -o docs/pictures/report.png
+python tools/picture.py runs/demo/*/seed-1 -o report.png
 
 The picture is the top of the page at the width of a desktop, in few colours, so that it is small.
 """

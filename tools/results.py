@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import benchmark_tables as benchmarks
 import finetune
+import front
 import language
 import paper_tables as papers
 import privacy
 import robust
+import sparse_fl
 import table
 
 import arithmetic
@@ -46,6 +49,18 @@ PAGES: Mapping[Path, Blocks] = {
     DOCS / "priors.md": {
         "priors": lambda: papers.study("small", "fed", "laplace", "mixture", without="fedpm")
     },
+    **{
+        DOCS / page: {"measured": partial(table.excerpt, *names)}
+        for page, names in {
+            "fedmrn.md": ("fedmrn",),
+            "fedrts.md": ("fedrts",),
+            "ssfl.md": ("ssfl",),
+            "sparsyfed.md": ("sparsyfed",),
+            "personal.md": ("subfedavg", "lotteryfl", "fedspa"),
+            "fedtiny.md": ("fedtiny", "fedmef"),
+            "baselines.md": ("scaffold", "fedrep", "ditto"),
+        }.items()
+    },
     DOCS / "benchmarks.md": {
         "speed": benchmarks.speed,
         "small-clients": benchmarks.small_clients,
@@ -53,6 +68,12 @@ PAGES: Mapping[Path, Blocks] = {
         "masks": benchmarks.masks,
         "numbers": benchmarks.numbers,
         "compact": benchmarks.compact,
+        "page": benchmarks.page,
+        "training": benchmarks.training,
+    },
+    DOCS / "sparse-fl.md": {
+        "benchmark": lambda: sparse_fl.image("pictures"),
+        "benchmark-tables": sparse_fl.tables,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
     DOCS / "tutorials" / "finetune.md": {
@@ -83,13 +104,12 @@ def written() -> dict[Path, str]:
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()})
-    for others in (*pages, finetune.written()):
+    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
+    for others in (*pages, sparse_fl.pictures(), finetune.written()):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
-    readme = found[table.README]
-    found[table.README] = table.filled(readme, table.figures(table.KEPT))
+    found[table.PAGE] = table.filled(table.PAGE.read_text("utf-8"), table.figures(table.KEPT))
     return found
 
 

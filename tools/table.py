@@ -1,4 +1,4 @@
-"""Puts measured figures into the README's table of methods, from what its command wrote.
+"""Puts measured figures into the table of docs/methods.md, from what its command wrote.
 
 python tools/table.py runs/table/comparison.csv
 
@@ -12,12 +12,12 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from gossamer.method_names import has_global_model
+
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "methods.md"
 KEPT = ROOT / "docs" / "reference" / "methods.csv"
 HEAD = "| name |"
-PERSONAL = ("fedrep", "fedspa", "lg_fedavg", "spafl")
-"""Methods whose server has no model to use."""
 WORDS = 4
 """Columns before the figures."""
 
@@ -29,11 +29,28 @@ def figures(path: Path) -> dict[str, list[str]]:
 
 
 def _cells(row: Mapping[str, str]) -> Iterator[str]:
-    yield "" if row["method"] in PERSONAL else f"{float(row['global_accuracy']):.3f}"
+    known = has_global_model(row["method"])
+    yield f"{float(row['global_accuracy']):.3f}" if known else ""
     yield f"{float(row['personal_mean']):.3f}"
     for direction in ("down", "up"):
         yield f"{float(row[direction]) / 1e6:,.4g}"
     yield f"{float(row['density']):.3g}"
+
+
+def excerpt(*names: str) -> str:
+    """The rows of some methods, beside FedAvg, for their page."""
+    known = figures(KEPT)
+    rows = [f"| `{name}` | {' | '.join(known[name])} |" for name in ("fedavg", *names)]
+    return "\n".join(
+        [
+            "| | global | personal | Mbit down | Mbit up | density |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "From [the comparison of all methods](methods.md): one seed, 20 rounds on a sixth of "
+            "Fashion-MNIST.",
+        ]
+    )
 
 
 def filled(text: str, known: Mapping[str, list[str]]) -> str:
@@ -58,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("csv", type=Path)
     KEPT.write_text(parser.parse_args().csv.read_text())
-    README.write_text(filled(README.read_text(), figures(KEPT)))
+    PAGE.write_text(filled(PAGE.read_text(), figures(KEPT)))
 
 
 if __name__ == "__main__":

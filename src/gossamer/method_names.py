@@ -12,6 +12,11 @@ from gossamer.methods import METHODS, PUBLISHED
 from gossamer.references import gone, only_in_python
 
 
+def has_global_model(name: str) -> bool:
+    """Whether the server of a method has a model to use; clients of the others have their own."""
+    return bool(getattr(METHODS.get(name), "global_model", True))
+
+
 def find_method(name: str) -> AnyMethod:
     """A method by its name, or from a file such as `my.py:Mine`.
 

@@ -22,6 +22,8 @@ from .test_compare import STOPS
 from .test_stopping import Command
 
 ROOT = Path(__file__).parents[2]
+MUST = ("quick", "here", "full")
+"""Scales that every table has."""
 RUN = """method = "{method}"
 [experiment]
 data = "synthetic"
@@ -191,7 +193,7 @@ def test_scales_have_their_rows_rounds_seeds_and_settings(table: Command) -> Non
             (run["row"], run["seed"], run["rounds"])
             for run in shown(table, "--scale", scale, "--dry", "--json").json["runs"]
         ]
-        for scale in SCALES
+        for scale in MUST
     }
     # A round that only probes comes on top of those that train.
     assert found["quick"] == [("dense", 0, 2), ("sparse", 0, 3)]
@@ -239,6 +241,21 @@ def test_a_stopped_table_goes_on_to_the_same_figures(table: Command, gossamer: C
         shown(table, "--scale", "here", "--out", "cut", "--json").json["figures"]
         == whole["figures"]
     )
+
+
+def test_kept_runs_are_printed_without_folders_and_scales_keep_apart(table: Command) -> None:
+    for scale in ("here", "quick"):
+        shown(table, "--scale", scale, "--out", scale, "--results", "kept", "--only", "dense")
+    assert sorted(path.name for path in Path("kept/mine").iterdir()) == [
+        "dense-seed-0-quick.json",
+        "dense-seed-0.json",
+    ]
+    first = shown(table, "--scale", "here", "--out", "here", "--json")
+    again = shown(table, "--scale", "here", "--out", "new", "--results", "kept", "--json")
+    before, after = (
+        {at: line["measured"] or 0 for at, line in figures(one).items()} for one in (first, again)
+    )
+    assert before == pytest.approx(after, rel=1e-5) and not list(Path("new").glob("dense*"))
 
 
 @pytest.mark.parametrize(
@@ -326,11 +343,11 @@ def test_every_table_can_be_run_at_every_scale(name: str) -> None:
     table = find(name)
     text = (PAPERS / f"{name}.toml").read_text()
     assert text.startswith(f"# gossamer paper {name} --scale quick\n")
-    assert list(table.scales) == list(SCALES)
+    assert list(table.scales) == [each for each in SCALES if each in (*MUST, *table.scales)]
     blank = any("published figures are not in this file" in note for note in table.notes)
     assert blank != any(row.published for row in rows(table))
     assert all(row.published for row in table.rows.values() if not row.config)
-    quick, here, full = (table.plans(table.scales[name], Path("out")) for name in SCALES)
+    quick, here, full = (table.plans(table.scales[name], Path("out")) for name in MUST)
     assert here
     assert "a check that everything runs" in table.scales["quick"].about
     for plan in quick:
@@ -395,4 +412,4 @@ def test_help_tells_of_the_scales(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["paper", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--scale {quick,here,full}" in text and "--only ROW" in text and "--dry" in text
+    assert "--scale {quick,costs,here,full}" in text and "--only ROW" in text and "--dry" in text

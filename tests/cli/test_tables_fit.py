@@ -54,5 +54,5 @@ def test_a_wide_terminal_shows_every_column(
     monkeypatch.setenv("COLUMNS", "140")
     assert main(TENSORS) == 0
     wide = capsys.readouterr().out.splitlines()[0].split()
-    assert narrow == ["message", "leaf", "sent", "limit", "paper"]
-    assert wide == ["message", "leaf", "messages", "sent", "limit", "paper"]
+    assert narrow == ["message", "field", "sent", "entropy", "paper"]
+    assert wide == ["message", "field", "messages", "sent", "entropy", "paper"]

@@ -151,7 +151,7 @@ def test_the_best_round_is_chosen_as_the_engine_does() -> None:
 
 def test_runs_are_compared_by_personal_accuracy_once_models_are_personal(tmp_path: Path) -> None:
     shared = read_run(write_run(tmp_path / "a"))
-    own = read_run(write_run(tmp_path / "b", "spafl", personal=True))
+    own = read_run(write_run(tmp_path / "b", "fedsparse", personal=True))
     assert main_score(grouped([shared])) == "global_score"
     assert main_score(grouped([shared, own])) == "personal_mean"
     assert main_score(grouped([own, made({1: 0.5})])) == "global_score"

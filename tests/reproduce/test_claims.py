@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.report.kept import Shelf
+from gossamer.report import Run
+from gossamer.report.kept import Shelf, keep
 from gossamer.reproduce import claims
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.tables import Claim, Column, Published, Row, Scale, Table, find, load, names
@@ -108,6 +110,17 @@ def test_runs_with_other_settings_than_the_papers_decide_nothing() -> None:
         assert verdict != "undecided" or found.reason.startswith("model small; so far it would be")
 
 
+def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:
+    rows = {"ours": Row("ours", "OURS", pool=3550)}
+    table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": replace(VALUE, early=True)})
+    cells = {("ours", "accuracy"): Cell(Published(90), (90.2, 89.9, 90.1), seeds=(0, 1, 2))}
+    for pool, verdict in ((260, "undecided"), (3550, "reproduced")):
+        runs = {"ours": (Run("a", {"pool": pool}),)}
+        (found,) = claims.judge(Measured(table, cells, {}, runs=runs), "here")
+        assert found.verdict == verdict
+        assert pool == 3550 or found.reason.startswith("260 of 3550 clients; so far it would be")
+
+
 def test_runs_that_diverged_are_the_reason() -> None:
     found = judged(ABOVE, (), (88,), diverged={"ours": 2})
     assert found.verdict == "undecided" and found.reason == "runs of OURS diverged"
@@ -144,3 +157,28 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: str, said: str, tmp_pat
     )
     with pytest.raises(ValueError, match=said):
         load(path)
+
+
+def test_a_few_rounds_settle_what_is_sent_and_nothing_else(tmp_path: Path) -> None:
+    table = find("spafl-table1")
+    (plan,) = [
+        plan
+        for plan in table.plans(table.scales["costs"], tmp_path)
+        if plan.folder.parent.name == "fmnist-spafl"
+    ]
+    run = Run(
+        "a",
+        {"method": "spafl", "pool": 100},
+        {"state_hash": "0", "clock": {"seconds": 1.0}},
+        {
+            "personal_mean": {2: 0.5},
+            "paper_up": {2: 0.5 * 2 * 1.0208e9 / 500},
+            "paper_down": {2: 0.5 * 2 * 1.0208e9 / 500},
+        },
+        config=tomllib.loads(plan.config.toml()),
+        text="# gossamer paper spafl-table1 --scale costs\n",
+    )
+    keep(run, tmp_path / "a.json")
+    found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), ["spafl-table1"])}
+    assert found["traffic"].verdict == "reproduced" and found["traffic"].scale == "costs"
+    assert found["accuracy"].reason == "not run yet" and not found["accuracy"].measured.values

@@ -29,6 +29,7 @@ PROBED = 3
 GBIT = {
     "spafl/fmnist": 1.0208,
     "spafl/fmnist-literal": 1.0208,
+    "spafl/fmnist-older-code": 1.0208,
     "spafl/fmnist-unavailable": 0.1856,
     "spafl/cifar10-unavailable": 0.208,
     "spafl/cifar100-unavailable": 0.13952,

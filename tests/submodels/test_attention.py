@@ -330,6 +330,39 @@ class ByHandBlock(nn.Module):
         return out
 
 
+class Sly(ByHandBlock):
+    """Computes with what a recording might not see: an attribute, or single elements."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = self.up(x)
+        match self.how:
+            case "attribute":
+                hidden = (hidden.mT + 1).mT
+            case "assignment":
+                hidden[..., 0] = 1
+            case "number":
+                hidden = hidden if float(hidden.sum()) > 0 else -hidden
+        out: Tensor = x + self.down(hidden.relu())
+        return out
+
+
+@pytest.mark.parametrize("how", ["attribute", "assignment", "number"])
+def test_what_a_recording_cannot_follow_stays(how: str) -> None:
+    module = Branching()
+    module.block = Sly(how)
+    x = named({"input_ids": x_of(), "attention_mask": torch.ones(3, LENGTH).long()})
+    whole = Task.of(module.double(), x, start="seed")
+    try:
+        units = submodels.trace(whole).units
+    except ValueError:
+        units = {}
+    assert "block.up.weight" not in units
+
+
 def test_parts_of_a_model_that_cannot_be_traced_are_followed() -> None:
     x = named({"input_ids": x_of(), "attention_mask": torch.ones(3, LENGTH).long()})
     whole = Task.of(Branching().double(), x, start="seed")

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("gossamer.cli.compare:compare", "run several methods on the same federation"),
     "sweep": ("gossamer.cli.sweep:sweep", "try settings of a method, choose on validation data"),
     "paper": ("gossamer.cli.paper:paper", "reproduce a paper's table: published vs. measured"),
+    "bench": ("gossamer.cli.bench:bench", "compare all methods at their best learning rates"),
     "watch": ("gossamer.cli.watch:watch", "follow a running experiment"),
     "replay": ("gossamer.cli.run:replay", "repeat a failed client, to debug it"),
     "cost": ("gossamer.cli.cost:cost", "estimate a method's costs, or break down those of a run"),

@@ -27,6 +27,7 @@ from gossamer.engine import ClientError, Options, Stop, checkpoint, events
 from gossamer.engine.files import Damaged, write_atomically
 from gossamer.engine.resuming import begun
 from gossamer.report import NoRun, Report, report
+from gossamer.report.columns import paragraph
 from gossamer.reproduce import comparison, differences
 from gossamer.reproduce.comparison import as_json, default_folder, description, run_of
 from gossamer.reproduce.plans import (
@@ -39,7 +40,7 @@ from gossamer.reproduce.plans import (
     plans,
     union,
 )
-from gossamer.reproduce.results import comma_separated, latex, plain, results, text
+from gossamer.reproduce.results import Results, comma_separated, latex, plain, results, text
 
 SUFFIXES = {"csv": ".csv", "latex": ".tex"}
 
@@ -55,6 +56,8 @@ class Request:
     """The command that continues it."""
     title: str = ""
     introduction: str = ""
+    summary: Callable[[Results], str] | None = None
+    """Sums up the results in a sentence, which is printed and opens the page."""
     quiet: bool = False
     json: bool = False
     restart: bool = False
@@ -91,7 +94,12 @@ def compare(arguments: Sequence[str]) -> int:
         for note in partial_settings(contenders, settings):
             say(f"note: {note}")
     request = Request(
-        out, _typed(arguments), _again(out), options.title, "", options.quiet, options.json
+        out,
+        _typed(arguments),
+        _again(out),
+        options.title,
+        quiet=options.quiet,
+        json=options.json,
     )
     return perform(todo, request)
 
@@ -175,7 +183,12 @@ def _resume(arguments: Sequence[str]) -> int:
             for plan in todo
         ]
     request = Request(
-        out, _typed(arguments), _again(out), options.title, "", options.quiet, options.json
+        out,
+        _typed(arguments),
+        _again(out),
+        options.title,
+        quiet=options.quiet,
+        json=options.json,
     )
     return perform(todo, request)
 
@@ -246,6 +259,10 @@ def _present(todo: Sequence[Plan], request: Request) -> int:
     introduction = request.introduction or (
         f"Compared on the same federation: {description(experiment)}."
     )
+    if request.summary:
+        sentence = request.summary(rows)
+        say(f"\n{paragraph(sentence)}\n")
+        introduction = f"{sentence}\n\n{introduction}"
     folders = [plan.folder for plan in todo]
     forms = {"csv": comma_separated(rows), "latex": latex(rows)}
     files = write_files(

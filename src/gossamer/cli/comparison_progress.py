@@ -11,6 +11,7 @@ from gossamer.cli.progress import Figures, bits, clock, failure
 from gossamer.engine import Summary
 from gossamer.engine.events import ClientFailed, Clock, Evaluated, Event, Sink
 from gossamer.engine.events import RoundFinished as Round
+from gossamer.method_names import has_global_model
 from gossamer.report.units import score
 from gossamer.reproduce.plans import Plan
 from gossamer.task.metrics import titled
@@ -81,7 +82,8 @@ class ComparisonProgress:
         self.done += plan.config.experiment.rounds
         self._finished += 1
         scores, title = summary.scores, titled(summary.metric)
-        figures = {title: scores["global"], "personal": scores["personal_mean"]}
+        known = scores["global"] if has_global_model(summary.method) else None
+        figures = {title: known, "personal": scores["personal_mean"]}
         own = scores["personal_density"]
         parts = [f"{name} {score(value)}" for name, value in figures.items() if value is not None]
         parts += [

@@ -55,7 +55,7 @@ BY = (
     "one line per field of a message (default) or per tensor; of masks that are coded in one "
     "block, each tensor is charged for its part of the entropy"
 )
-HEADER = ("", "message", "leaf", "messages", "sent", "limit", "paper")
+HEADER = ("", "message", "field", "messages", "sent", "entropy", "paper")
 
 
 def cost(arguments: Sequence[str]) -> int:
@@ -191,9 +191,9 @@ def counter() -> Iterator[Callable[[int, int], None]]:
 
 
 def _of_run(run: Path, arguments: Sequence[str]) -> int:
-    """The traffic of a run by leaf or by round, and the costs of reaching a score."""
+    """The traffic of a run by field or by round, and the costs of reaching a score."""
     parser = Parser(prog=f"gossamer cost {run}", description=_of_run.__doc__)
-    parser.add_argument("--by", choices=("leaf", "round"), default="leaf", help="default: leaf")
+    parser.add_argument("--by", choices=("field", "round"), default="field", help="default: field")
     what = "an accuracy to reach, or a value of the run's headline metric"
     parser.add_argument("--target", type=float, default=None, metavar="X", help=what)
     parser.add_argument(
@@ -206,7 +206,7 @@ def _of_run(run: Path, arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     log, problem = _read(run)
     lines = ledger(log)
-    if options.by == "leaf":
+    if options.by == "field":
         _show(lines)
     else:
         say(_rounds(log))

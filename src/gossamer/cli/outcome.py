@@ -8,12 +8,13 @@ from gossamer.report.units import score
 from gossamer.task.metrics import titled
 
 
-def outcome(summary: Summary, held_out: float = 0.0) -> str:
+def outcome(summary: Summary, held_out: float = 0.0, global_model: bool = True) -> str:
     """The outcome of a run in a few lines.
 
     Args:
         summary: Of the run.
         held_out: The share of their training data that clients held out.
+        global_model: Whether the server has a model to use.
     """
     scores, cost = summary.scores, summary.cost
     metric = titled(summary.metric)
@@ -27,7 +28,11 @@ def outcome(summary: Summary, held_out: float = 0.0) -> str:
         ),
         (f"best round, chosen on {chosen}", None if number is None else f"{number:.0f}"),
         (f"{metric} there, on test data", scores["best"]),
-        (f"global {metric}, last ({word})", _pair(scores["global"], scores["global_best"])),
+        *(
+            [(f"global {metric}, last ({word})", _pair(scores["global"], scores["global_best"]))]
+            if global_model
+            else []
+        ),
         (
             f"personal {metric}, last ({word})",
             _pair(scores["personal_mean"], scores["personal_best"]),
@@ -43,7 +48,7 @@ def outcome(summary: Summary, held_out: float = 0.0) -> str:
         rows.append((f"{metric} of clients with their own model", scores["local_mean"]))
         rows.append(("density of personal models", both))
     for name, value in summary.metrics.items():
-        if name != summary.metric:
+        if global_model and name != summary.metric:
             rows.append((f"global {titled(name)}, last", value))
     if summary.privacy is not None:
         spent = summary.privacy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ RESULTS = Path(gossamer.__file__).parents[2] / "results"
 
 
 def paper(arguments: Sequence[str]) -> int:
-    """`gossamer paper NAME [--scale quick|here|full]`; without a name it lists the tables."""
+    """`gossamer paper NAME [--scale quick|costs|here|full]`; without a name it lists the tables."""
     parser = Parser(
         prog="gossamer paper",
         description="Reproduces a paper's table: published vs. measured figures. "
@@ -49,8 +49,9 @@ def paper(arguments: Sequence[str]) -> int:
         "--scale",
         choices=SCALES,
         default=SMALLEST,
-        help="quick (default): minutes, checks that everything runs; here: an hour or two on two "
-        "cores with real data; full: the paper's own rounds and seeds",
+        help="quick (default): minutes, checks that everything runs; costs: a few rounds with real "
+        "data, for what is sent; here: an hour or two on two cores with real data; full: the "
+        "paper's own rounds and seeds",
     )
     parser.add_argument(
         "--only",
@@ -74,7 +75,7 @@ def paper(arguments: Sequence[str]) -> int:
         "--results",
         default="",
         metavar="FOLDER",
-        help="keep every finished run as a small file here, and take what is here as done; "
+        help="keep every finished run as a small file here, and do not repeat kept runs; "
         "default: read those that come with a clone, keep none",
     )
     parser.add_argument(
@@ -121,8 +122,8 @@ def paper(arguments: Sequence[str]) -> int:
     )
     if not options.quiet and len(left) < len(todo):
         say(f"{len(todo) - len(left)} of {len(todo)} runs are kept in {shelf.folder}")
-    keep_in = Path(options.results) / table.name if options.results else None
-    if code := _carry_out(left, request, keep_in):
+    kept = _kept(Path(options.results) / table.name, scale) if options.results else None
+    if code := _carry_out(left, request, kept):
         return code
     shelf = Shelf(shelf.folder)
     measured = measured_table(table, plans, shelf)
@@ -157,16 +158,21 @@ def _claims(results: str, as_json: bool) -> int:
     return 0
 
 
-def _carry_out(left: Sequence[Plan], request: Request, keep_in: Path | None) -> int:
+def _carry_out(left: Sequence[Plan], request: Request, kept: Callable[[Plan], Path] | None) -> int:
     """Runs what is left, and keeps each result as soon as it is there."""
-    if keep_in is None:
+    if kept is None:
         return carry_out(left, request) if left else 0
     for plan in left:
         if code := carry_out([plan], request):
             return code
-        name = f"{plan.folder.parent.name}-{plan.folder.name}.json"
-        keep(run_of(plan), keep_in / name)
+        keep(run_of(plan), kept(plan))
     return 0
+
+
+def _kept(folder: Path, scale: Scale) -> Callable[[Plan], Path]:
+    """The file of a run; those of other scales than `here` have the scale in their names."""
+    end = "" if scale.name == "here" else f"-{scale.name}"
+    return lambda plan: folder / f"{plan.folder.parent.name}-{plan.folder.name}{end}.json"
 
 
 def _listed(as_json: bool) -> int:

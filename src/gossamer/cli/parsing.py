@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +49,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that answers a mistake with one sentence and the nearest known name."""
 
     def __init__(self, prog: str, description: str | None = None) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        told = re.sub(r"^`gossamer[^`]*`: ", "", description or "")  # the usage is printed anyway
+        super().__init__(prog=prog, description=told[:1].upper() + told[1:], allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise Refusal(message)

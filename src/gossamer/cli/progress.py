@@ -23,6 +23,7 @@ from gossamer.engine.events import (
     StateLost,
 )
 from gossamer.engine.events import RoundFinished as Round
+from gossamer.method_names import has_global_model
 from gossamer.report.units import score
 from gossamer.task.metrics import titled
 
@@ -34,6 +35,7 @@ class Figures:
         self.rounds = rounds
         self.round = 0
         self.metric = "accuracy"
+        self.global_model = True
         self.score: float | None = None
         self.personal: float | None = None
         self.valid: float | None = None
@@ -48,6 +50,8 @@ class Figures:
     def see(self, event: Event, clock: Clock) -> None:
         """Updates the figures by one event."""
         match event:
+            case Started():
+                self.global_model = has_global_model(event.method)
             case ClientFinished():
                 self._examples += event.examples
             case Round():
@@ -62,7 +66,8 @@ class Figures:
                 self.epsilon = event.epsilon
             case Evaluated():
                 self.metric = titled(event.metric)
-                self.score, self.personal = event.global_score, event.personal_mean
+                self.score = event.global_score if self.global_model else None
+                self.personal = event.personal_mean
                 self.valid = event.valid_mean
 
     def left(self) -> str:

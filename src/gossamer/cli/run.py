@@ -92,14 +92,18 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """`gossamer resume RUN [--rounds N]`: continues a run, bit-identically; N: beyond its end."""
+    """`gossamer resume RUN [--rounds N]`: continues a run bit-identically, also beyond its end."""
     parser = Parser(prog="gossamer resume", description=resume.__doc__)
     parser.add_argument("run", help="the folder of the run")
     parser.add_argument("--workers", default=None, metavar="N", help="number of workers")
     parser.add_argument(
-        "--rounds", type=int, default=None, metavar="N", help="rounds in all, more than it had"
+        "--rounds",
+        type=int,
+        default=None,
+        metavar="N",
+        help="total rounds, more than before",
     )
-    parser.add_argument("--until", default=None, metavar="GOALS", help="other goals than it had")
+    parser.add_argument("--until", default=None, metavar="GOALS", help="new goals")
     _add_output(parser)
     options = parser.read(arguments)
     out = Path(options.run)
@@ -197,7 +201,8 @@ def _execute(config: Config, out: Path, options: Any, resume: bool) -> int:
         command = _resume(out, options.engine)
         warn(f"{problem}; the run is saved up to its last checkpoint: {command}")
         return 1
-    say(outcome(summary, config.experiment.valid))
+    own = getattr(run.method, "global_model", True)
+    say(outcome(summary, config.experiment.valid, own))
     if summary.failed:
         warn(f"{summary.failed} replies were dropped; see `client-failed` in the log")
     if summary.diverged:

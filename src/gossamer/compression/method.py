@@ -122,8 +122,8 @@ class Compressed:
             return self._replies
         if name == "measures" and hasattr(self.method, "measures"):
             return self._measures
-        if name == "own_merge":
-            return getattr(self.method, "own_merge")  # noqa: B009
+        if name in ("own_merge", "global_model"):
+            return getattr(self.method, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     # costs ----------------------------------------------------------------------------------------

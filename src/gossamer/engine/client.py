@@ -305,7 +305,7 @@ def train(
         if abandoned():
             raise Abandoned
         work = method.step(ctx, work, batch)
-        examples += len(batch.y)
+        examples += batch.y.shape[0]
         steps += 1
     at("finish")
     return Trained(method.finish(ctx, work), examples, steps, per_epoch)

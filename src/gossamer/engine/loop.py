@@ -298,7 +298,7 @@ class _Loop:
         if event := measured(self.progress.round, before, self.shown):
             self.emit(event)
         number, now = self.progress.round, self.shown.masks
-        if number and now is not before.masks:
+        if number and now is not before.masks and (now or before.masks):
             chosen = arithmetic_chosen(self.run, number, now)
             if chosen != arithmetic_chosen(self.run, number, before.masks):
                 self.emit(chosen)

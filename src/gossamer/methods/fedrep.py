@@ -43,6 +43,7 @@ class FedRep:
     training: Training = Training(batch=10, lr=0.01, momentum=0.5)
     weighting: Weighting = option("uniform", "how client updates are weighted")
     privacy: ClassVar[Privacy] = COVERED
+    global_model: ClassVar[bool] = False
 
     # server ---------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class FedSpa:
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = personal_masks.ACCOUNTING
     privacy: ClassVar[Privacy] = OWN_SUBMODELS
+    global_model: ClassVar[bool] = False
 
     @property
     def spans_rounds(self) -> str:

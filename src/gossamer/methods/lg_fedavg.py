@@ -36,6 +36,7 @@ class LGFedAvg:
     weighting: Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting()
     privacy: ClassVar[Privacy] = COVERED
+    global_model: ClassVar[bool] = False
 
     def init(self, ctx: Ctx) -> Server:
         return Server(own_layers.initial(ctx, shared(ctx.task.layout, self.shared)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum
+from statistics import fmean
 from typing import ClassVar, Literal
 
 import torch
@@ -79,6 +79,7 @@ class SpaFL:
     training: Training = Training(epochs=3, batch=64, lr=0.001, momentum=0.9)
     accounting: Accounting = Accounting(recipients="all", uncharged="missed")  # eqs. 34, 35
     privacy: ClassVar[Privacy] = Privacy(least=0, most=1)
+    global_model: ClassVar[bool] = False
 
     # server ---------------------------------------------------------------------------------------
 
@@ -164,10 +165,9 @@ class SpaFL:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         model, parts = work.model, by_layer(ctx.task.layout, work.thresholds)
-        densities = [float(mask.float().mean()) for mask in model.start.values()]
         metrics = {
             "loss": masked_training.mean_loss(model),
-            "layer_density": fsum(densities) / len(densities),
+            "layer_density": fmean(float(mask.float().mean()) for mask in model.start.values()),
             "resets": float(work.resets),
             **{f"threshold.{name}": float(part.mean()) for name, part in parts.items()},
         }

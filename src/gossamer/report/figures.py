@@ -61,6 +61,7 @@ def figures(run: Run, main: str) -> dict[str, float | None]:
         "sent": None if up is None or down is None else up + down,
         "paper": None if paper_up is None or paper_down is None else paper_up + paper_down,
         "flops": last(run.curve("flops")),
+        "training_seconds": last(run.curve("training_seconds")),
         "device_seconds": last(run.curve("device_seconds")),
         "epsilon": last(run.curve("epsilon")),
         "rounds": run.done,

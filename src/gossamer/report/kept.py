@@ -21,7 +21,7 @@ from gossamer.methods import METHODS
 from gossamer.optim import Training
 from gossamer.report.curves import short
 from gossamer.report.groups import IRRELEVANT
-from gossamer.report.runs import EVALUATED, Curve, Headline, Run
+from gossamer.report.runs import EVALUATED, Curve, Headline, Run, meaningful
 
 FORMAT = 1
 ADAM = ("optimiser", "adam_beta1", "adam_beta2", "adam_eps", "moments")
@@ -98,7 +98,10 @@ def read_kept(path: Path) -> Run:
             folder=str(path),
             started={**content["started"], "environment": content["environment"]},
             finished={**finished, "clock": {"seconds": finished.pop("seconds")}},
-            curves={_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
+            curves=meaningful(
+                {_NAMES.get(n) or n: _curve(rounds, each) for n, each in columns.items()},
+                content["started"].get("method"),
+            ),
             failed=content["failed"],
             densities=content.get("densities", ()),
             layers=_layer_curves(content.get("layers", {})),

@@ -17,7 +17,7 @@ import gossamer
 from gossamer.report import units
 from gossamer.report.figures import SCORES, cards, headline, main_score, rows, score
 from gossamer.report.groups import Group, common, differing, grouped, settings
-from gossamer.report.page_data import BY_LAYER, _ledger, page_data
+from gossamer.report.page_data import BY_LAYER, TIMES, _ledger, page_data
 from gossamer.report.partition import Partition, partitions
 from gossamer.report.reading import read_run
 from gossamer.report.runs import NoRun, Run
@@ -38,6 +38,7 @@ SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "down": units.bits,
     "flops": units.operations,
     "device_seconds": units.seconds,
+    "training_seconds": units.seconds,
 }
 """How headline figures are formatted."""
 
@@ -156,7 +157,7 @@ def _charts(data: Mapping[str, Any]) -> dict[str, bool]:
     densities = [value for group in data["groups"] for value in group["rounds"].get("density", ())]
     return {
         "rounds": any(_has(data, name) for name in SCORES),
-        **{name: _has(data, name) for name in ("sent", "device_seconds", "flops")},
+        **{name: _has(data, name) for name in ("sent", *TIMES, "flops")},
         "histogram": any(group["histogram"] for group in data["groups"]),
         "worst": _has(data, "personal_worst_decile"),
         "ledger": any(group["ledger"] for group in data["groups"]),

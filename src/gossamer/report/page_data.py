@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     pass
 
 
+TIMES = ("training_seconds", "device_seconds")
 LAYERS = 60
 """Maximum number of layers with a panel."""
 BY_LAYER = ("density", "mismatch", "sensitivity")
@@ -51,7 +52,7 @@ def _group_data(group: Group) -> dict[str, Any]:
     return {
         "label": group.label,
         "seeds": len(group.runs),
-        "evaluated": table(curves, figures, ("sent", "paper", "device_seconds", "flops")),
+        "evaluated": table(curves, figures, ("sent", "paper", *TIMES, "flops")),
         "rounds": table(curves, masks),
         "layers": _layers(group),
         "histogram": _histogram(group),
@@ -71,7 +72,7 @@ def _shown(run: Run) -> dict[str, Curve]:
     more = {
         "sent": {at: up[at] + down[at] for at in up if at in down},
         "paper": {at: paper_up[at] + paper_down[at] for at in paper_up if at in paper_down},
-        "device_seconds": run.curve("device_seconds"),
+        **{name: run.curve(name) for name in TIMES},
         "flops": run.curve("flops"),
     }
     return {

@@ -16,7 +16,18 @@ from gossamer.engine.events import CONFIG, PROJECT, SCHEMA, LogReader
 from gossamer.engine.files import Damaged, check_text
 from gossamer.engine.resuming import ROUNDS, judged
 from gossamer.report.kept import read_kept
-from gossamer.report.runs import EVALUATED, MOST_TEXT, ROUND, Bits, Curve, Line, NoRun, Run, number
+from gossamer.report.runs import (
+    EVALUATED,
+    MOST_TEXT,
+    ROUND,
+    Bits,
+    Curve,
+    Line,
+    NoRun,
+    Run,
+    meaningful,
+    number,
+)
 
 NAMED = 10
 """Clients with dropped replies that a notice names, at most."""
@@ -58,7 +69,7 @@ def read_run(folder: Path) -> Run:
         folder=shown,
         started=gathered.started,
         finished=gathered.finished,
-        curves=gathered.curves,
+        curves=meaningful(gathered.curves, gathered.started.get("method")),
         layers=gathered.layers,
         ledger={line: Bits(int(sums[0]), *sums[1:]) for line, sums in gathered.sums.items()},
         histogram=gathered.histogram,
@@ -140,6 +151,8 @@ class _Gathered:
         self.between = (0.0, 1.0)
         self.failed = 0
         self.lost = 0
+        self.trained = 0.0
+        """Seconds of local training so far, summed over clients."""
         self.dropped: Counter[int] = Counter()
         """Replies that were left out, by client."""
         self.known = 0
@@ -213,6 +226,8 @@ class _Gathered:
 
     def _round(self, event: dict[str, Any]) -> None:
         place = self._put(event, ROUND)
+        if self.trained:
+            self.curves.setdefault("training_seconds", {})[place] = self.trained
         for name, value in event.get("metrics", {}).items():
             kind, _, layer = str(name).partition(".")
             if kind == "sensitivity" and layer and number(value) is not None:
@@ -255,6 +270,7 @@ class _Gathered:
 
     def _client(self, event: dict[str, Any]) -> None:
         _place(event)
+        self.trained += number(event.get("clock", {}).get("seconds")) or 0.0
         for entry in event.get("traffic", ()):
             direction, message, leaf = entry["direction"], entry["message"], entry["leaf"]
             if direction not in ("up", "down"):

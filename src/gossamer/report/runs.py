@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer.method_names import has_global_model
 from gossamer.task.metrics import titled
 
 Curve = dict[int, float]
@@ -156,6 +157,13 @@ class Run:
     def curve(self, name: str) -> Curve:
         """A figure by round; empty if the log does not have it."""
         return self.curves.get(name, {})
+
+
+def meaningful(curves: Mapping[str, Curve], method: object) -> Mapping[str, Curve]:
+    """The curves without those of a global model that nobody would use."""
+    if has_global_model(str(method)):
+        return curves
+    return {name: curve for name, curve in curves.items() if name != "global_score"}
 
 
 def number(value: object) -> float | None:

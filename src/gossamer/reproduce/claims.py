@@ -14,8 +14,9 @@ from typing import Any
 
 from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired
+from gossamer.report.runs import number
 from gossamer.reproduce.published import Cell, Measured, measured_table
-from gossamer.reproduce.tables import SUMS, Claim, Column, Table, find, names
+from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
 
 REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SETTLED = ("full", "here")
@@ -87,12 +88,21 @@ def _best(table: Table, shelf: Shelf) -> list[Judged]:
     part = replace(table, rows=rows)
     choices = [
         judge(measured_table(part, part.plans(scale, Path(), MOST_SEEDS), shelf), name)
-        for name in SETTLED
+        for name in (*SETTLED, COSTS)
         if (scale := table.scales.get(name))
     ]
-    return [
-        max(each, key=lambda one: len(one.measured.values)) for each in zip(*choices, strict=True)
-    ]
+    return [max(map(_runs, each), key=_count) for each in zip(*choices, strict=True)]
+
+
+def _runs(judged: Judged) -> Judged:
+    """The claim without runs of few rounds, unless it is about what is sent or computed."""
+    if judged.scale != COSTS or judged.table.columns[judged.claim.column].whole:
+        return judged
+    return replace(judged, measured=Paired(()), verdict=UNDECIDED, reason="not run yet", scale="")
+
+
+def _count(judged: Judged) -> int:
+    return len(judged.measured.values)
 
 
 def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
@@ -135,7 +145,16 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     exact = table.columns[claim.column].whole or claim.early
     if 0 < done < wanted and not exact:
         reasons.append(f"{done} of {wanted} rounds")
+    pool, whole = _pool(measured, claim.row), table.rows[claim.row].pool
+    if 0 < pool < whole and not table.columns[claim.column].whole:
+        reasons.append(f"{pool} of {whole} clients")
     return ", ".join(reasons)
+
+
+def _pool(measured: Measured, row: str) -> int:
+    """How many clients the runs of a row have; 0 if there are none."""
+    known = [number(run.started.get("pool")) for run in measured.runs.get(row, ())]
+    return int(min((each for each in known if each), default=0))
 
 
 def _verdict(

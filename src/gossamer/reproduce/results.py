@@ -26,7 +26,7 @@ SCORES = {
 }
 CSV_FIGURES = (
     *("valid", "global_score", "personal_mean", "worst", "local_mean", "best", "density"),
-    *("up", "down", "sent", "paper", "flops", "device_seconds", "seconds"),
+    *("up", "down", "sent", "paper", "flops", "device_seconds", "training_seconds", "seconds"),
 )
 _ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPED |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -60,7 +60,8 @@ class Results:
         return (
             f"{figures}{MARK} Pareto-optimal: no other run has a {kind} "
             f"{titled(self.metric)} as {'high' if self.rises else 'low'} "
-            f"with as few bits{'; runs that diverged are in no mean' if lost else ''}"
+            f"with as few bits; training: seconds of local training, summed over clients"
+            f"{'; runs that diverged are in no mean' if lost else ''}"
         )
 
 
@@ -171,6 +172,7 @@ def plain(results: Results) -> list[dict[str, Any]]:
 def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
     shown = [n for n in SCORES if any(row.figures[n] is not None for row in results.rows)]
     timed = any(row.figures["device_seconds"] is not None for row in results.rows)
+    trained = any(row.figures["training_seconds"] is not None for row in results.rows)
     factor, operations = _unit([row.figures["flops"] for row in results.rows])
     most = max((row.figures["sent"] or 0.0 for row in results.rows), default=0.0)
     header = ["run", *(["n"] * results.several), *(SCORES[name] for name in shown), "density"]
@@ -182,6 +184,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
         "bits",
         operations,
         *(["device time"] * timed),
+        *(["training"] * trained),
         "time",
     ]
     body = []
@@ -199,6 +202,7 @@ def _cells(results: Results) -> tuple[list[str], list[list[str]]]:
                 "–" if sent is None or not most else f"{100 * sent / most:.3g} %",
                 _digits(figures["flops"], factor),
                 *([units.seconds(figures["device_seconds"])] if timed else []),
+                *([units.seconds(figures["training_seconds"])] if trained else []),
                 units.seconds(figures["seconds"]),
             ]
         )

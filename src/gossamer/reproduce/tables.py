@@ -13,7 +13,9 @@ from gossamer import fields
 from gossamer.config import PAPERS, Config, find_method, locate, nearest, read
 from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 
-SCALES = ("quick", "here", "full")
+COSTS = "costs"
+"""A scale of few rounds with the paper's data, model and clients: what is sent needs no more."""
+SCALES = ("quick", COSTS, "here", "full")
 ACCURACIES = {"global": "global_score", "clients": "personal_mean", "local": "local_mean"}
 """The server's model on the server's test data; each client's model (its own, or else the
 server's) on the client's test data; only the clients that have a model of their own."""
@@ -75,6 +77,8 @@ class Row:
     """How seeds are combined: mean, max, or middle, the mean without best and worst."""
     seeds: int = 0
     """Maximum number of seeds, as in the paper; 0: the scale's."""
+    pool: int = 0
+    """Clients of the whole data set, where the data decide how many there are; 0: not so."""
 
     @property
     def training(self) -> int:
@@ -266,7 +270,7 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
 
 def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, Column]) -> Row:
     what = f"row {name}"
-    known = ("title", "run", "set", "published", "reference", "over", "seeds")
+    known = ("title", "run", "set", "published", "reference", "over", "seeds", "pool")
     _known(part, known, f"entry of {what}")
     _needed(part, ("title",), what)
     published = {key: _published(value) for key, value in part.get("published", {}).items()}
@@ -281,7 +285,7 @@ def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, 
         _settings(part.get("set", {}), [config], what)
         config = overridden(config, part.get("set", {}))
         config.build_method()
-    rest = {key: part[key] for key in ("reference", "over", "seeds") if key in part}
+    rest = {key: part[key] for key in ("reference", "over", "seeds", "pool") if key in part}
     return Row(name, part["title"], config, published, **rest)
 
 

@@ -25,19 +25,11 @@ from gossamer.task.randomness import untouched_generators
 Calls = list[tuple[fx.Node, Any]]
 """Every node of a graph, with its value for an example."""
 Whole = Callable[[nn.Module], bool]
-_PYTHON = (
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "item",
-    "tolist",
-    "numpy",
-    "__contains__",
+_READ = (
+    *("dim", "ndimension", "numel", "__len__", "__repr__", "stride", "is_contiguous"),
+    *("is_floating_point", "is_complex", "element_size", "get_device"),
 )
-"""Methods that turn a tensor into a Python value, by which a forward pass may branch."""
-_READ = ("dim", "ndimension", "is_floating_point", "is_complex", "numel", "__len__", "__repr__")
-"""Methods and attributes that say nothing about units, or are never taken for their number."""
+"""Methods that say nothing about the values of a tensor, nor how many units it has."""
 
 
 class Unclear(Exception):
@@ -157,15 +149,13 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside or name in _READ:
             return func(*args, **kwargs)
-        if name in _PYTHON:
-            raise Unclear
         value = func(*args, **kwargs)
-        if name == "__get__" and isinstance(value, torch.Size):
+        if isinstance(value, torch.Size):
             return self._shape(args[0], value)
-        if name == "size" and isinstance(value, torch.Size):
-            return self._shape(args[0], value)
-        if name == "size" or (name != "__get__" and _tensors((value,))):
+        if name == "size" or _tensors((value,)):
             self.note("call_function", func, args, kwargs, value)
+        elif name != "__get__":  # a Python value to branch by, or an assignment to some elements
+            raise Unclear
         return value
 
     def _shape(self, source: Tensor, value: torch.Size) -> Shape:
@@ -249,7 +239,8 @@ def _nodes(value: Any, node: Callable[[object], fx.Node]) -> Any:
         case Tensor() | Shape():
             return node(value)
         case tuple() | list():
-            return type(value)(_nodes(each, node) for each in value)
+            inner = [_nodes(each, node) for each in value]
+            return tuple(inner) if isinstance(value, tuple) else inner
         case Mapping():
             return {str(name): _nodes(each, node) for name, each in value.items()}
         case bool() | int() | float() | str() | None | slice() | torch.dtype():

@@ -1,6 +1,6 @@
 // The C interface of the kernels. Handles are pointers that the caller frees.
-#include "plan.h"
-#include "single.h"
+#include "execution.h"
+#include "single_model.h"
 
 using namespace gossamer;
 

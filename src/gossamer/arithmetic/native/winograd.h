@@ -14,7 +14,7 @@
 // The polynomial is interpolated at 0, infinity, +-r and +-1/r with r = sqrt(2): the rounding errors
 // are then a third of those of the usual 0, +-1, +-2.
 #pragma once
-#include "layers.h"
+#include "image.h"
 #include "rows.h"
 
 namespace gossamer {

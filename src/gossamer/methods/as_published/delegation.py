@@ -17,8 +17,8 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
     """Completes a class whose field or property `pure` is such a method.
 
     Every function of a method that the class does not define is that of `self.pure`, and so are the
-    accounting and the note on a merge that is no mean. Where a class of variants of FedAvg defines
-    no `down`, it has
+    accounting, the note on a merge that is no mean, and whether there is a global model. Where a
+    class of variants of FedAvg defines no `down`, it has
 
         def down(self, ctx, state, client):
             return self.pure.down(ctx, state, client)
@@ -30,8 +30,9 @@ def variants_of(method: type[AnyMethod]) -> Callable[[type[T]], type[T]]:
                 setattr(kind, name, _forwarded(getattr(method, name)))
         if hasattr(method, "accounting") and "accounting" not in vars(kind):
             kind.accounting = property(lambda self: self.pure.accounting)  # type: ignore[attr-defined]
-        if hasattr(method, "own_merge"):
-            kind.own_merge = method.own_merge  # type: ignore[attr-defined]
+        for name in ("own_merge", "global_model"):
+            if hasattr(method, name):
+                setattr(kind, name, getattr(method, name))
         return kind
 
     return complete

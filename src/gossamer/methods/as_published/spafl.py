@@ -87,6 +87,7 @@ class SpaFLVariants:
     )
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     own_optimiser: ClassVar[bool] = True
+    global_model: ClassVar[bool] = False
 
     @property
     def accounting(self) -> Accounting:

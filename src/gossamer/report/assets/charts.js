@@ -11,6 +11,7 @@ const Charts = (() => {
     rounds: { x: "round", name: "round", text: round },
     sent: { x: "sent", name: "bits sent, both directions", text: bits },
     paper: { x: "paper", name: "bits as the papers count, both directions", text: bits },
+    training_seconds: { x: "training_seconds", name: "local training, all clients together", text: seconds, unit },
     device_seconds: { x: "device_seconds", name: "time on simulated devices", text: seconds, unit },
     flops: { x: "flops", name: "floating-point operations of all clients", text: operations },
   };
@@ -35,6 +36,7 @@ const Charts = (() => {
   const WISHES = {
     rounds: (view) => scores(view, "rounds"),
     sent: (view) => scores(view, "sent"),
+    training_seconds: (view) => scores(view, "training_seconds"),
     device_seconds: (view) => scores(view, "device_seconds"),
     flops: (view) => scores(view, "flops"),
     worst: byRound("evaluated", "personal_worst_decile", around, score),

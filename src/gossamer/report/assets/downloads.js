@@ -32,7 +32,7 @@ const Downloads = (() => {
       })),
     ],
     ledger: (view) => [
-      ["run", "direction", "leaf", "bits_sent", "bits_as_papers_count"],
+      ["run", "direction", "field", "bits_sent", "bits_as_papers_count"],
       ...visible(view).flatMap((group) => group.ledger.map((entry) => [group.label, ...entry])),
     ],
     layers: (view) => {

@@ -7,10 +7,10 @@
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const CLASSES = 10;
   const SHOWS = {
-    score: ["rounds", "sent", "device_seconds", "flops"],
-    range: ["rounds", "sent", "device_seconds", "flops", "worst"],
+    score: ["rounds", "sent", "training_seconds", "device_seconds", "flops"],
+    range: ["rounds", "sent", "training_seconds", "device_seconds", "flops", "worst"],
     bits: ["sent", "ledger"],
-    scale: ["sent", "device_seconds", "flops"],
+    scale: ["sent", "training_seconds", "device_seconds", "flops"],
     ledger: ["ledger"],
     layer: ["layers"],
   };

@@ -1,0 +1,71 @@
+"""The benchmark's tables and picture, from the files in results/benchmark/."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from gossamer.reproduce import benchmark
+from gossamer.reproduce.benchmark_picture import COSTS, Figures, Rows, figures, picture
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PICTURE = ROOT / "docs" / "pictures" / "benchmark.svg"
+UNITS = {"bytes": (1e6, "MB sent"), "flops": (1e12, "TFLOP"), "seconds": (1, "seconds of training")}
+assert UNITS.keys() == COSTS.keys()
+NOTHING = "No run is kept yet: `gossamer bench sparse-fl` makes them, and this part of the page."
+ABOUT = (
+    "Accuracy of every method against bytes sent, operations, and seconds of training, "
+    "on Fashion-MNIST and CIFAR-10"
+)
+
+
+@cache
+def rows() -> dict[str, tuple[int, Rows]]:
+    """By data set: the rounds and the runs of each method."""
+    found = {}
+    for data in benchmark.MODELS:
+        if folder := benchmark.largest(RESULTS, data):
+            found[data] = (int(folder.name.removeprefix("rounds-")), benchmark.kept(folder))
+    return found
+
+
+def image(folder: str) -> str:
+    """The picture for a page; what makes it, if there is none."""
+    return f"![{ABOUT}]({folder}/{PICTURE.name})" if rows() else NOTHING
+
+
+def pictures() -> dict[Path, str]:
+    """The picture, if anything was run."""
+    by_data = {data: runs for data, (_, runs) in rows().items()}
+    return {PICTURE: picture(by_data)} if by_data else {}
+
+
+def tables() -> str:
+    """A table for each data set, from the most accurate method to the least."""
+    return "\n\n".join(_table(data, *each) for data, each in rows().items()) or NOTHING
+
+
+def _table(data: str, rounds: int, runs: Rows) -> str:
+    titles = [title for _, title in UNITS.values()]
+    lines = [
+        f"**{benchmark.TITLES[data]}**, {rounds} rounds:",
+        "",
+        f"| | learning rate | accuracy, % | {' | '.join(titles)} | seeds |",
+        "|---" * (len(titles) + 4) + "|",
+        *(_line(each) for each in figures(runs)),
+    ]
+    return "\n".join(lines)
+
+
+def _line(each: Figures) -> str:
+    score = "diverged" if each.accuracy is None else f"{100 * each.accuracy:.1f}"
+    score += "" if each.error is None else f" ± {100 * each.error:.2g}"
+    costs = [_cost(each.costs[name], unit) for name, (unit, _) in UNITS.items()]
+    seeds = f"{each.seeds}" + (f", {each.diverged} diverged" if each.diverged else "")
+    name = f"`{each.method}`, own models" if each.own else f"`{each.method}`"
+    return f"| {name} | {each.rate:g} | {score} | {' | '.join(costs)} | {seeds} |"
+
+
+def _cost(value: float | None, unit: float) -> str:
+    return "" if value is None else f"{value / unit:,.4g}"
