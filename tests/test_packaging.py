@@ -54,7 +54,7 @@ def test_a_source_distribution_can_run_the_tests_and_build_the_site(source: Path
 def test_all_links_of_the_page_for_package_indexes_are_absolute(source: Path) -> None:
     page = (source / "PKG-INFO").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)]+)\)", page)
-    assert any(link.endswith("docs/pictures/frontier.svg") and "/raw/" in link for link in links)
+    assert any(link.endswith(".svg") and "/raw/main/docs/pictures/" in link for link in links)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 

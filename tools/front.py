@@ -17,6 +17,7 @@ from typing import Any
 
 import frontier
 import paper_tables
+import sparse_fl
 
 import arithmetic
 from gossamer.method_names import has_global_model
@@ -43,9 +44,16 @@ def prose(text: str) -> str:
 
 def picture() -> str:
     """The picture, and what it shows."""
-    shown = frontier.shown()
+    if sparse_fl.rows():
+        rounds = max(rounds for rounds, _ in sparse_fl.rows().values())
+        text = (
+            f"Every method after {rounds} rounds, each at a learning rate that was searched on "
+            "validation data: [the benchmark](docs/sparse-fl.md), which `gossamer bench sparse-fl` "
+            "repeats."
+        )
+        return f"{sparse_fl.image('docs/pictures')}\n\n{prose(text)}"
     alt = "Accuracy against megabytes sent and against seconds of local training"
-    return f"![{alt}](docs/pictures/{PICTURE.name})\n\n{prose(shown.caption)}"
+    return f"![{alt}](docs/pictures/{PICTURE.name})\n\n{prose(frontier.shown().caption)}"
 
 
 def training() -> str:

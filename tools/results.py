@@ -58,7 +58,7 @@ PAGES: Mapping[Path, Blocks] = {
             "sparsyfed.md": ("sparsyfed",),
             "personal.md": ("subfedavg", "lotteryfl", "fedspa"),
             "fedtiny.md": ("fedtiny", "fedmef"),
-            "baselines.md": ("scaffold", "fedrep", "ditto"),
+            "baselines.md": ("scaffold", "lg_fedavg", "fedrep", "ditto"),
         }.items()
     },
     DOCS / "benchmarks.md": {

@@ -47,7 +47,7 @@ def test_a_picture_of_a_report_can_be_taken(
 
 def test_the_readme_has_one_picture() -> None:
     shown = re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
-    assert shown == ["docs/pictures/frontier.svg"]
+    assert len(shown) == 1
     assert (ROOT / shown[0]).stat().st_size < 100_000
 
 
