@@ -30,8 +30,8 @@ SHARE = "0.03"
 """Of the training phrases: 2,020 of 67,349, about a hundred for each client."""
 COMMON = (
     *("--data", "examples/finetune.py:make", "--partition", "dirichlet:1.0", "--pool", "20"),
-    *("--clients", "5", "--rounds", "20", "--eval-every", "2", "--batch", "16"),
-    *("--optimiser", "adamw", "--workers", "2"),
+    *("--clients", "5", "--rounds", "12", "--eval-every", "3", "--batch", "16"),
+    *("--optimiser", "adamw"),
 )
 
 
@@ -76,7 +76,7 @@ PLANS = {
 }
 
 
-def study(seeds: int, out: Path) -> None:
+def study(seeds: int, out: Path, workers: int) -> None:
     """Runs what is not kept yet, seeds outermost."""
     for seed in range(1, seeds + 1):
         for name, plan in PLANS.items():
@@ -86,7 +86,7 @@ def study(seeds: int, out: Path) -> None:
             folder = out / f"{name}-{seed}"
             again = (folder / "config.toml").exists()
             words = ["resume", str(folder)] if again else plan.command(seed, folder)
-            call = [sys.executable, "-m", "gossamer", *words]
+            call = [sys.executable, "-m", "gossamer", *words, "--workers", str(workers)]
             subprocess.run(call, check=True, cwd=ROOT, env={**os.environ, "SST2_SHARE": SHARE})
             keep(read_run(folder), kept)
             _relocate(kept)
@@ -234,9 +234,10 @@ def _line(run: Run) -> list[tuple[float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "finetune")
     wish = parser.parse_args()
-    study(wish.seeds, wish.out.resolve())
+    study(wish.seeds, wish.out.resolve(), wish.workers)
 
 
 if __name__ == "__main__":

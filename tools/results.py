@@ -26,7 +26,7 @@ import sparse_fl
 import table
 
 import arithmetic
-import submodels
+import widths
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -80,7 +80,7 @@ PAGES: Mapping[Path, Blocks] = {
         "finetune": finetune.table,
         "finetune-commands": finetune.commands,
     },
-    DOCS / "widths.md": {"submodels": submodels.table},
+    DOCS / "widths.md": {"widths": widths.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
 
