@@ -74,6 +74,7 @@ class FedDrop:
     weighting: merge.Weighting = option("uniform", "how client updates are weighted")
     accounting: Accounting = Accounting(uncharged="seed")
     privacy: ClassVar[Privacy] = OWN_SUBMODELS
+    units_move: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class FedDropVariants:
         "sent",
         "a client's own: its last reply in the model it was cut from or the current, or none",
     )
+    units_move: ClassVar[bool] = True
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         if self.sub_models == "different":
