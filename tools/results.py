@@ -24,9 +24,9 @@ import privacy
 import robust
 import sparse_fl
 import table
+import widths
 
 import arithmetic
-import widths
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

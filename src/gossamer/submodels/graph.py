@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from gossamer.named import tensors_of
-from gossamer.submodels.recording import Calls, record_parts
+from gossamer.submodels.recorder import Calls
+from gossamer.submodels.recording import record_parts
 from gossamer.task.randomness import untouched_generators
 
 _tracing = threading.Lock()

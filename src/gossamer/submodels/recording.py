@@ -9,7 +9,6 @@ compute something else for other inputs: it is not recorded, but its own parts m
 from __future__ import annotations
 
 import copy
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,20 +19,10 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from gossamer.named import called
+from gossamer.submodels.recorder import Calls, Recorder, Unclear, tensors_in
 from gossamer.task.randomness import untouched_generators
 
-Calls = list[tuple[fx.Node, Any]]
-"""Every node of a graph, with its value for an example."""
 Whole = Callable[[nn.Module], bool]
-_READ = (
-    *("dim", "ndimension", "numel", "__len__", "__repr__", "stride", "is_contiguous"),
-    *("is_floating_point", "is_complex", "element_size", "get_device"),
-)
-"""Methods that say nothing about the values of a tensor, nor how many units it has."""
-
-
-class Unclear(Exception):
-    """Raised by a part that cannot be recorded."""
 
 
 def record_parts(module: nn.Module, example: Tensor, whole: Whole) -> Calls:
@@ -92,94 +81,9 @@ class _Inputs(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not self.inside and "__get__" not in getattr(func, "__name__", ""):
-            found = _tensors((args, kwargs or {}))
+            found = tensors_in((args, kwargs or {}))
             self.direct |= {self.names[id(each)] for each in found if id(each) in self.names}
         return func(*args, **(kwargs or {}))
-
-
-class _Recorder(TorchFunctionMode):
-    """Notes functions and layers of one part as nodes of a graph."""
-
-    def __init__(self, leaf: Mapping[nn.Module, str]) -> None:
-        super().__init__()
-        self.graph = fx.Graph()
-        self.leaf = leaf
-        self.inside = 0
-        self.nodes: dict[int, fx.Node] = {}
-        self.calls: Calls = []
-        self.times: Counter[nn.Module] = Counter()
-
-    def note(self, op: str, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        """A node with its value; tensors among the arguments are the nodes that made them."""
-        args, kwargs = _nodes(args, self.node), _nodes(dict(kwargs), self.node)
-        node = self.graph.create_node(op, target, tuple(args), kwargs)
-        self.calls.append((node, value))  # keeps the value, so that its id stays its own
-        if isinstance(value, Tensor | Shape):
-            self.nodes[id(value)] = node
-            return node
-        for place, each in enumerate(value if isinstance(value, tuple | list) else ()):
-            if isinstance(each, Tensor):
-                part = self.graph.call_function(operator.getitem, (node, place))
-                self.calls.append((part, each))
-                self.nodes[id(each)] = part
-        return node
-
-    def node(self, value: object) -> fx.Node:
-        """The node of a tensor; one that was not computed here is an input."""
-        if id(value) not in self.nodes:
-            node = self.graph.placeholder(f"input{len(self.calls)}")
-            self.calls.append((node, value))
-            self.nodes[id(value)] = node
-        return self.nodes[id(value)]
-
-    def before(self, part: nn.Module, args: Any, kwargs: Any) -> None:
-        self.times[part] += 1
-        self.inside += part in self.leaf
-
-    def after(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        if part in self.leaf:
-            self.inside -= 1
-            if not self.inside:
-                self.note("call_module", self.leaf[part], args, kwargs, out)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if self.inside or name in _READ:
-            return func(*args, **kwargs)
-        value = func(*args, **kwargs)
-        if isinstance(value, torch.Size):
-            return self._shape(args[0], value)
-        if name == "size" or _tensors((value,)):
-            self.note("call_function", func, args, kwargs, value)
-        elif name != "__get__":  # a Python value to branch by, or an assignment to some elements
-            raise Unclear
-        return value
-
-    def _shape(self, source: Tensor, value: torch.Size) -> Shape:
-        shape = Shape(value)
-        shape.recorder = self
-        self.note("call_function", getattr, (source, "shape"), {}, shape)
-        return shape
-
-
-class Shape(tuple[int, ...]):
-    """A shape that notes which of its numbers are read."""
-
-    recorder: _Recorder
-
-    def __getitem__(self, index: Any) -> Any:
-        value = tuple.__getitem__(self, index)
-        self.recorder.note("call_function", operator.getitem, (self, index), {}, None)
-        return value
-
-    def __iter__(self) -> Iterator[int]:
-        return (self[place] for place in range(len(self)))
-
-    def numel(self) -> int:
-        return int(torch.Size(tuple.__iter__(self)).numel())
 
 
 def _record(module: nn.Module, path: str, seen: _Inputs, leaf: Mapping[nn.Module, str]) -> Calls:
@@ -191,13 +95,13 @@ def _record(module: nn.Module, path: str, seen: _Inputs, leaf: Mapping[nn.Module
     part = module.get_submodule(path)
     if part in leaf or seen.times[part] != 1:
         raise Unclear
-    recorder = _Recorder(leaf)
+    recorder = Recorder(leaf)
     args, kwargs = seen.given[part]
     with _hooked(part, recorder.before, recorder.after), recorder:
         out = part(*args, **kwargs)
     if any(seen.times[each] != times for each, times in recorder.times.items()):
         raise Unclear
-    ends = [each for each in _tensors((out,)) if id(each) in recorder.nodes]
+    ends = [each for each in tensors_in((out,)) if id(each) in recorder.nodes]
     recorder.note("output", "output", (ends,), {}, None)
     return recorder.calls
 
@@ -218,31 +122,3 @@ def _hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    match value:
-        case Tensor():
-            return [value]
-        case Shape():
-            return []
-        case Mapping():
-            return _tensors(list(value.values()))
-        case tuple() | list():
-            return [tensor for each in value for tensor in _tensors(each)]
-    return []
-
-
-def _nodes(value: Any, node: Callable[[object], fx.Node]) -> Any:
-    """Arguments with nodes for tensors; what a graph cannot hold is left out."""
-    match value:
-        case Tensor() | Shape():
-            return node(value)
-        case tuple() | list():
-            inner = [_nodes(each, node) for each in value]
-            return tuple(inner) if isinstance(value, tuple) else inner
-        case Mapping():
-            return {str(name): _nodes(each, node) for name, each in value.items()}
-        case bool() | int() | float() | str() | None | slice() | torch.dtype():
-            return value
-    return None

@@ -11,41 +11,29 @@ from torch.nn import functional
 
 from gossamer.models.blocks import Pad
 from gossamer.models.convolutional import Numbers
-from gossamer.submodels.attention_rules import (
-    attention,
-    encoder,
-    encoder_layer,
-    fill,
-    product,
-    scaled_dot_product,
-    softmax,
-)
+from gossamer.submodels.attention_rules import fill, product, scaled_dot_product, softmax
+from gossamer.submodels.encoder_rules import attention, encoder, encoder_layer
 from gossamer.submodels.follow import Rule
 from gossamer.submodels.function_rules import (
     add,
-    attribute,
-    flatten,
     item,
     join,
     not_silent,
     nothing,
-    permute,
     pool,
     reduce,
     scale,
+)
+from gossamer.submodels.layer_rules import embedding, layer, pad
+from gossamer.submodels.norm_rules import last_norm, norm, prelu, through
+from gossamer.submodels.shape_rules import (
+    attribute,
+    flatten,
+    permute,
     size,
     transpose,
     unflatten,
     view,
-)
-from gossamer.submodels.layer_rules import (
-    embedding,
-    last_norm,
-    layer,
-    norm,
-    pad,
-    prelu,
-    through,
 )
 from gossamer.task.dropout import SeededDropout
 
