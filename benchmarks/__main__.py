@@ -3,7 +3,6 @@
 Studies of accuracy take longer and run only if they are named; their files are in `results/`.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from benchmarks import (
     arithmetic,
     compact,
     compression,
+    files,
     flower,
     low_bits,
     masks,
@@ -63,8 +63,8 @@ def main() -> None:
             continue
         folder = STUDIED if name in STUDIES else RESULTS
         folder.mkdir(exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
-        print(json.dumps(found, indent=2))
+        (folder / f"{name}.json").write_text(files.text(found))
+        print(files.text(found), end="")
 
 
 main()

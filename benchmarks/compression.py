@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import files
 from benchmarks.machine import machine
 from gossamer import fields
 from gossamer.config import Config, Experiment, find_method
@@ -92,7 +93,7 @@ def perform(study: Study) -> dict[str, object]:
         if name not in known:
             known[name] = _row(study, name, *case)
             study.file.parent.mkdir(parents=True, exist_ok=True)
-            study.file.write_text(json.dumps(_described(study, known), indent=2) + "\n")
+            study.file.write_text(files.text(_described(study, known)))
     return _described(study, known)
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import gossamer as gs
+from benchmarks import files
 from benchmarks.machine import machine
 from gossamer import data, models
 from gossamer.core import Ctx, Exchange
@@ -66,7 +67,7 @@ def measure() -> dict[str, object]:
     for case in _cases():
         if (known.get(case) or {}).get("curves") is None:
             known[case] = _row(*case)
-            STUDY.write_text(json.dumps(described(known), indent=2) + "\n")
+            STUDY.write_text(files.text(described(known)))
     return described(known)
 
 

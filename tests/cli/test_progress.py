@@ -111,5 +111,5 @@ def test_the_demo_compares_methods_writes_a_report_and_can_be_read_by_programs(
     assert [row["run"] for row in found.json["rows"]] == names
     assert found.out.splitlines()[-2] == "report: runs/demo/report.html"
     page = Path(found.json["report"]).read_text()
-    assert "rounds 2," in page and "rounds 30" not in page and all(name in page for name in names)
+    assert "· 2 rounds ·" in page and "30 rounds" not in page and all(name in page for name in names)
     assert all(f'data-chart="{name}"' in page for name in ("rounds", "sent", "ledger", "layers"))

