@@ -24,9 +24,9 @@ from benchmarks import (
     single,
     small_clients,
     speed,
-    submodels,
     thresholds,
     training,
+    widths,
     wire,
 )
 from benchmarks.machine import machine
@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {
     "training": training.measure,
     "single": single.measure,
     "compact": compact.measure,
-    "submodels": submodels.measure,
+    "widths": widths.measure,
     "flower": flower.measure,
     "small-clients": small_clients.measure,
     "messages": messages.measure,

@@ -93,7 +93,8 @@ def table(results: Path = RESULTS) -> str:
         return "No runs are kept yet; the command above makes them.\n"
     first = [each for each in map(reached, runs["fedavg"]) if each]
     lines = [
-        "| | virtual minutes to 85 % | times faster than FedAvg | Gbit | times fewer | rounds | n |",
+        "| | virtual minutes to 85 % | times faster than FedAvg | Gbit | times fewer | rounds "
+        "| n |",
         "|---|---|---|---|---|---|---|",
     ]
     for way, some in runs.items():

@@ -24,11 +24,11 @@ import privacy
 import robust
 import sparse_fl
 import table
+import widths
 
 import arithmetic
 import compression
 import devices
-import submodels
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,6 +55,7 @@ PAGES: Mapping[Path, Blocks] = {
         DOCS / page: {"measured": partial(table.excerpt, *names)}
         for page, names in {
             "fedmrn.md": ("fedmrn",),
+            "fedrts.md": ("fedrts",),
             "ssfl.md": ("ssfl",),
             "sparsyfed.md": ("sparsyfed",),
             "personal.md": ("subfedavg", "lotteryfl", "fedspa"),
@@ -85,9 +86,12 @@ PAGES: Mapping[Path, Blocks] = {
         "million": benchmarks.million,
     },
     DOCS / "howto" / "tasks.md": {"language": language.table},
-    DOCS / "tutorials" / "finetune.md": {"finetune": finetune.table},
     DOCS / "compression.md": {"study": lambda: compression.table(compression.study())},
-    DOCS / "widths.md": {"submodels": submodels.table},
+    DOCS / "tutorials" / "finetune.md": {
+        "finetune": finetune.table,
+        "finetune-commands": finetune.commands,
+    },
+    DOCS / "widths.md": {"widths": widths.table},
     DOCS / "flower.md": {"sockets": benchmarks.sockets, "simulation": benchmarks.simulation},
 }
 
@@ -113,8 +117,8 @@ def written() -> dict[Path, str]:
     }
     pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
     drawn = {compression.PICTURE: compression.picture(compression.study())}
-    for others in (*pages, sparse_fl.pictures(), drawn):
-    for others in (*pages, sparse_fl.pictures(), devices.pictures()):
+    more = (sparse_fl.pictures(), devices.pictures(), finetune.written(), drawn)
+    for others in (*pages, *more):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text

@@ -45,7 +45,7 @@ class Experiment:
     """What a method is run on: data, model, and number of rounds."""
 
     data: str = option(
-        "fmnist-mini", "data set: a name of `gossamer ls`, npz:, csv:, folder:, or my.py:make"
+        "fmnist-mini", "data set: a name of `gossamer ls`, npz:, csv:, folder:, hf:, or my.py:make"
     )
     partition: str = option(
         "", "how data is divided, e.g. dirichlet:0.2; empty: the data set's default"
@@ -55,7 +55,7 @@ class Experiment:
         -1, "minimum training examples of a client; -1: the data set's default", least=-1
     )
     valid: float = option(0.0, "share of training data that clients hold out to validate", least=0)
-    label: str = option("", "label columns of csv: a name, a number from 1, or several of them")
+    label: str = option("", "label columns of csv: and hf: a name, a number from 1, or several")
     task: str = option(
         "",
         "what is learned: classification, regression, multilabel, language, or my.py:goal; "
@@ -81,7 +81,7 @@ class Experiment:
         "empty: seed, or module for my.py:build",
     )
     prunable: str = option(
-        "", "which tensors may be pruned: names, patterns, conv-only, skip-first-last"
+        "", "which tensors may be pruned: names, patterns, conv-only, with-attention ..."
     )
     rounds: int = option(100, "communication rounds", least=1)
     seed: int = option(0, "seed of all randomness", least=0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer import data
 from gossamer.data.budgeted import BY_MEMORY
 from gossamer.data.budgets import are_shares
+from gossamer.data.sources.hub import on_disk
 from gossamer.task.first_weights import KINDS
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def absolute(method: str) -> str:
 def absolute_paths(experiment: Experiment) -> Experiment:
     """The experiment with full paths of its files, so that it is valid in every folder."""
     form, colon, path = experiment.data.partition(":")
+    if form == "hf" and on_disk(path) is None:
+        colon = ""  # a name on the hub is no path
     if colon and path and form in data.FORMATS:
         experiment = dataclasses.replace(experiment, data=f"{form}:{_full(path)}")
     if colon and form.endswith(".py"):

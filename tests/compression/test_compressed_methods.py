@@ -218,6 +218,14 @@ def test_memory_needs_tensors_that_stay_in_their_places() -> None:
         compress(METHODS["spdst"], up="topk:0.1+ef")
 
 
+@pytest.mark.parametrize("name", ["feddrop", "feddrop-variants", "fedrolex"])
+def test_memory_needs_units_that_stay_the_same(name: str) -> None:
+    with refused("train other units in every round"):
+        compress(METHODS[name], up="topk:0.1+ef")
+    compress(METHODS[name], up="qsgd:16")
+    compress(METHODS["heterofl"], up="topk:0.1+ef")
+
+
 def test_requests_must_be_the_same_for_all_clients() -> None:
     with refused("requests of Flash have values on masks"):
         compress(METHODS["spdst"], down="sign")

@@ -28,7 +28,17 @@ ORDER = [
     "Citation",
 ]
 METHODS = (
-    *("baselines", "fedmrn", "fedpm", "fedsparse", "fedtiny", "flash", "lora", "personal"),
+    *(
+        "baselines",
+        "fedmrn",
+        "fedpm",
+        "fedrts",
+        "fedsparse",
+        "fedtiny",
+        "flash",
+        "lora",
+        "personal",
+    ),
     *("pffdst", "priors", "spafl", "sparsyfed", "ssfl", "widths", "zerofl"),
 )
 MEASURED = re.compile(r"(?<![\w.`/-])\d+\.\d+(?![\w`.])|\d+(\.\d+)? ?%")

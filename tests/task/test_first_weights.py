@@ -212,3 +212,14 @@ def test_a_function_keeps_what_it_loads_and_draws_by_the_seed_of_the_run(tmp_pat
     assert same(one, again) and not torch.allclose(one["1.weight"], other["1.weight"], atol=1e-3)
     drawn, log = weights("nn.init.constant_(net[1].weight, 0.123)", "--start", "seed")
     assert len(drawn["1.weight"].unique()) > 10 and log["start"] == {"from": "seed"}
+
+
+def test_progress_says_that_weights_are_drawn_beside_frozen_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.py").write_text(FACTORY.format(line="net[1].requires_grad_(False)"))
+    words = [word for word in QUICK if word != "--quiet"]
+    model = ["--model", f"{tmp_path / 'my.py'}:build", "--start", "seed", "--seed", "7"]
+    assert main(["run", "fedavg", *words, *model, "--out", str(tmp_path / "run")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "first weights drawn from seed 7, 4,710 parameters are frozen" in text

@@ -294,6 +294,16 @@ class TestPrunable:
         assert self.choose(["conv-only"]) == ("0.weight",)
         assert self.choose("skip-first-last") == ("2.weight",)
         assert self.choose(["conv-only", "3.weight"]) == ("0.weight", "3.weight")
+        block = nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True)
+        module, tokens = nn.Sequential(nn.Embedding(5, 4), block), torch.zeros(1, 3).long()
+        usual = ("1.linear1.weight", "1.linear2.weight")
+        heads = ("1.self_attn.in_proj_weight", "1.self_attn.out_proj.weight")
+        for rules, chosen in {
+            ("with-attention",): heads + usual,
+            ("with-embeddings",): ("0.weight", *usual),
+            ("with-attention", "with-embeddings"): ("0.weight", *heads, *usual),
+        }.items():
+            assert Layout.trace(module, tokens, rules).prunable == chosen
         linear = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         for rule in ("conv-only", "skip-first-last"):
             with pytest.raises(ValueError, match=f"{rule} leaves nothing of this model to prune"):

@@ -19,6 +19,7 @@ OWN = {
     "npz:FILE": "arrays x and y, or x_train, y_train, x_test, y_test",
     "csv:FILE": "numeric columns; the label is the column label or y, else the last",
     "folder:FOLDER": "images in one folder per class",
+    "hf:NAME": "data sets of the Hugging Face hub, or a folder of save_to_disk; hf:NAME,CONFIG",
 }
 """Data that are generated or the user's, which `gossamer data` does not list."""
 SHOWN = 5

@@ -198,6 +198,8 @@ def beginning(event: Started) -> str:
     if known["from"] != "seed":
         place = "the module" if known["from"] == "module" else known["from"]
         told.append(f"first weights from {place} (fingerprint {known['weights'][:8]})")
+    elif event.frozen:
+        told.append(f"first weights drawn from seed {event.seed}")
     if event.frozen:
         mark = known["constants"][:8]
         told.append(f"{event.frozen:,} parameters are frozen (fingerprint {mark})")

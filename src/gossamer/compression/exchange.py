@@ -44,6 +44,11 @@ def check(method: AnyMethod, remembers: bool, requests: bool) -> None:
             f"`compress=`: clients of {name} send values on masks, which may move, and so cannot "
             "remember what a reply lost; leave out +ef and +ef21"
         )
+    if remembers and getattr(method, "units_move", False):
+        raise ValueError(
+            f"`compress=`: clients of {name} train other units in every round, and so cannot "
+            "remember what a reply lost; leave out +ef and +ef21"
+        )
     if requests and any(kind is Packed for kind in _kinds(sent)):
         raise ValueError(
             f"`compress=`: requests of {name} have values on masks, which may move, and so no "

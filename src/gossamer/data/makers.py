@@ -30,7 +30,7 @@ from gossamer.data.gathering import (
 from gossamer.data.inputs import AsGiven, Inputs
 from gossamer.data.opening import federation
 from gossamer.data.sources.files import arrays_of, held_out
-from gossamer.data.sources.hugging_face import Table, hugging_face
+from gossamer.data.sources.hugging_face import Columns, Table, arrays_of_tables, splits_of
 from gossamer.data.tensors import Tensors, federate
 
 
@@ -199,15 +199,16 @@ def from_hugging_face(
     Args:
         dataset: A Dataset, of which a fifth is held out, or a DatasetDict.
         x: The column of inputs; by default the first that is neither label nor group.
-        y: The column of labels.
+        y: The column of labels, or several, separated by commas, for other tasks.
         group: The column whose values are the clients.
         splits: Training and test data of a DatasetDict.
         name: Of the data, in logs and reports.
         division: See `from_arrays`.
     """
     key = Key(division.get("seed", 0)).fold("data")
-    train, test = splits
-    return _divided(hugging_face(dataset, x, y, group, train, test, name, key), division)
+    tables, wanted = splits_of(dataset, *splits), Columns(x, tuple(y.split(",")), group)
+    inputs = division.get("inputs", Inputs())
+    return _divided(arrays_of_tables(name, tables, wanted, key, inputs), division)
 
 
 def _for_task(inputs: Inputs, task: str) -> Inputs:

@@ -34,7 +34,8 @@ def federation(
 
     Args:
         name: One of `SOURCES`, `synthetic` or `synthetic:ALPHA,BETA`, a file such as
-            `npz:mine.npz`, `csv:table.csv` or `folder:pictures`, or `Arrays` that you made.
+            `npz:mine.npz`, `csv:table.csv` or `folder:pictures`, a data set of the Hugging Face
+            hub such as `hf:NAME`, or `Arrays` that you made.
         partition: How the data are divided, e.g. `dirichlet:0.2`; by default `natural` for sets
             with writers or speakers and `iid` for others.
         pool: The number of clients; by default 100, 500 under `pachinko`, everyone under `natural`.
@@ -81,8 +82,8 @@ def federation(
     return replace(made, origin=origin)
 
 
-READ_BY = {"label": "csv", "size": "folder", "layout": "npz"}
-"""Which format each setting of reading belongs to."""
+READ_BY = {"label": ("csv", "hf"), "size": ("folder",), "layout": ("npz", "hf")}
+"""Which formats each setting of reading belongs to."""
 
 
 def load(name: str, key: Key | None = None, inputs: Inputs = Inputs()) -> Arrays:
@@ -96,11 +97,11 @@ def load(name: str, key: Key | None = None, inputs: Inputs = Inputs()) -> Arrays
     """
     form, colon, path = name.partition(":")
     own = colon != "" and form in FORMATS
-    for setting, reader in READ_BY.items():
+    for setting, readers in READ_BY.items():
         asked = getattr(inputs, setting) != getattr(Inputs(), setting)
-        if asked and not (own and form == reader):
+        if asked and not (own and form in readers):
             raise ValueError(
-                f"`{setting}=` is for data in {reader}:, not for {name!r}; leave it out"
+                f"`{setting}=` is for data in {readers[0]}:, not for {name!r}; leave it out"
             )
     if own and form == "folder" and inputs.task not in ("", "classification"):
         raise ValueError(f"folders are classes; give {inputs.task} as an npz:")

@@ -11,6 +11,7 @@ from gossamer.config import Config, absolute, absolute_paths
 from gossamer.engine.checkpoint import write_atomically
 from gossamer.engine.events import CONFIG
 from gossamer.flower.server_transport import Patience
+from gossamer.task.first_weights import KINDS
 
 PACKAGE = "gossamer_app"
 FLOWER = "1.41.0"
@@ -92,7 +93,14 @@ def write(
 
     Raises:
         FileExistsError: The folder holds a project already.
+        ValueError: The run begins with weights of a file, which nodes would not have.
     """
+    if config.experiment.start not in ("", *KINDS):
+        raise ValueError(
+            f"first weights of a file or a run do not travel to nodes, and `start=` is "
+            f"{config.experiment.start!r}; load them in a function, `model=my.py:build`, which "
+            f"does, from a path that every node has"
+        )
     if (folder / "pyproject.toml").exists():
         raise FileExistsError(f"{folder} already holds a project; choose another folder")
     method = config.method.rpartition(":")[2]

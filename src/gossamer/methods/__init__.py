@@ -20,6 +20,7 @@ from gossamer.methods.fedpm import FedPM
 from gossamer.methods.fedprox import FedProx
 from gossamer.methods.fedrep import FedRep
 from gossamer.methods.fedrolex import FedRolex
+from gossamer.methods.fedrts import FedRTS
 from gossamer.methods.fedspa import FedSpa
 from gossamer.methods.fedspa import static as fedspa_static
 from gossamer.methods.fedsparse import HIGH as FEDSPARSE_HIGH
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, Method[Any, Any, Any, Any, Any]] = {
     "fedtiny": FedTiny(),
     "fedmef": FedMef(),
     "fedmef-sparing": fedmef_sparing(),
+    "fedrts": FedRTS(),
     "fedpm": FedPM(),
     "zerofl": ZeroFL(),
     "nst": NST(),
@@ -126,6 +128,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRolex",
+    "FedRTS",
     "FedSpa",
     "FedSparse",
     "FedTiny",

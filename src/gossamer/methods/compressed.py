@@ -33,10 +33,12 @@ def fedcom() -> Compressed:
     Haddadpour, Kamani, Mokhtari, Mahdavi: Federated learning with compression: unified analysis and
     sharp guarantees. AISTATS 2021. https://arxiv.org/abs/2007.01154
 
-    Differs from the paper: this is Algorithm 1; gradient tracking (FedCOMGATE) is not part of it.
+    Numbers have 8 bits, as in the authors' FedTorch; there, levels lie between the least and the
+    largest change of a tensor. Differs from the paper: this is Algorithm 1; gradient tracking
+    (FedCOMGATE) is not part of it.
     """
     method = FedAvgM(server_momentum=0.0, server_lr=1.0, weighting="uniform")
-    return compress(method, up="qsgd:16")
+    return compress(method, up="qsgd:127")
 
 
 def stc() -> Compressed:

@@ -76,6 +76,7 @@ class FedDrop:
     accounting: Accounting = Accounting(uncharged="seed")
     privacy: ClassVar[Privacy] = OWN_SUBMODELS
     timing: ClassVar[Timing] = ANY_TIME
+    units_move: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class FedRolex:
     bn: BatchNorm = option("static", sparse_model.BN_HELP)
     accounting: Accounting = Accounting(uncharged="width")
     privacy: ClassVar[Privacy] = COVERED
+    units_move: ClassVar[bool] = True
 
     # server ---------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ mask stays; from then on this is FedAvg on the weights that were kept.
 Ohib, Thapaliya, Dziugaite, Liu, Calhoun, Plis: SSFL: discovering sparse unified subnetworks at
 initialization for efficient federated learning. TMLR 2025. https://arxiv.org/abs/2405.09037
 
-The authors' repository has no code. As in Flower's baseline, scores have equal weights.
+Differs from the authors' code (https://github.com/riohib/SalientGrads): no weight decay (5e-4
+there), and the learning rate stays (there it falls by 0.2 % a round).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.size = width // heads
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         query, key, value = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(

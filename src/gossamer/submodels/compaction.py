@@ -124,7 +124,8 @@ def cut_of(task: Task, groups: Groups, alive: Masks, removed: Masks) -> Cut | No
     for name, axis in zip(groups.names, groups.axes, strict=True):
         gone = torch.zeros_like(alive[name]).masked_scatter_(~alive[name], removed[name])
         if bool(gone.any()):
-            keep[name if axis == 0 else f"{name}{INPUTS}"] = _some(~gone)
+            left = structure.by_unit(name, ~gone) if axis == 0 else ~gone
+            keep[name if axis == 0 else f"{name}{INPUTS}"] = _some(left)
     return structure.cut(keep) if keep and not all(bool(k.all()) for k in keep.values()) else None
 
 
@@ -180,6 +181,12 @@ def _stays(
         for quiet in (held, silent):
             audible &= quiet.get(name, audible)
         stays[units[audible.numpy()]] = True
+    gated = {name for name, axis in zip(groups.names, groups.axes, strict=True) if axis == 0}
+    for name, trained in wiring.quiet.items():
+        # Queries and keys of a head without values have no effect, but their gates are trained.
+        if name in wiring.layers:
+            trained = trained & alive[name].numpy() if name in gated else trained
+            stays[wiring.rows[name][trained]] = True
     for name, axis in zip(groups.names, groups.axes, strict=True):
         if axis == 1 and name in wiring.columns:
             # The gate of an input is trained while it is open, for any input.

@@ -48,9 +48,8 @@ class Cut:
     @cached_property
     def keep(self) -> Masks:
         """The units that each layer keeps, and the inputs of layers that drop some."""
-        rows = {
-            name: self._stays(self.structure.wiring.rows[name]) for name in self.structure.units
-        }
+        wiring = self.structure.wiring
+        rows = {name: self._stays(wiring.distinct(name)) for name in self.structure.units}
         inputs = {f"{name}{INPUTS}": torch.from_numpy(self._columns(name)) for name in self.chosen}
         return rows | inputs
 
@@ -94,6 +93,9 @@ class Cut:
         for name, units in self.structure.wiring.rows.items():
             if name in silenced and self.structure.layout[name].kind != "buffer":
                 silenced[name][~self._stays(units).to(silenced[name].device)] = 0
+        for name, units in self.structure.wiring.tables.items():
+            if name in silenced:
+                silenced[name][:, ~self._stays(units).to(silenced[name].device)] = 0
         for name, flags in self.chosen.items():
             if name in silenced:
                 silenced[name][:, ~torch.from_numpy(flags).to(silenced[name].device)] = 0
@@ -193,6 +195,8 @@ class Cut:
             )
             for name in names
         }
+        for name, units in wiring.tables.items():
+            indices[name] = (None, _places(~self.gone[units]))
         return {name: pair for name, pair in indices.items() if any(i is not None for i in pair)}
 
     def _columns(self, name: str) -> NDArray[np.bool_]:

@@ -41,7 +41,8 @@ class Dropping:
         Units that several layers read are dropped at the lowest of their rates.
         """
         wiring, rates = structure.wiring, dict[str, float]()
-        order = [name for name in wiring.layers if name in wiring.columns]
+        kinds = {name: structure.layout[name].kind for name in wiring.columns}
+        order = [name for name in wiring.layers if kinds.get(name) in ("conv", "linear")]
         for name in order:
             edge = name in (order[0], order[-1])
             rate = self.edge_rate if edge else self.rate(structure, name)
@@ -82,8 +83,16 @@ def cut(dropping: DropRates, task: Task, seed: int) -> Cut:
 
 
 def separate(structure: Structure) -> list[str]:
-    """Layers whose units are not added to those of others: residual streams are not dropped."""
-    return [name for name in structure.units if not structure.tied[name]]
+    """Convolutions and linear layers whose units are not added to those of others.
+
+    Residual streams are not dropped, and neither are heads and embeddings.
+    """
+    rows, layout = structure.wiring.rows, structure.layout
+    return [
+        name
+        for name in structure.units
+        if not structure.tied[name] and name in rows and layout[name].kind in ("conv", "linear")
+    ]
 
 
 def _size(structure: Structure, name: str) -> int:

@@ -18,6 +18,8 @@ class Flow:
 
     units: Units
     axis: int
+    loud: bool = False
+    """Whether units that output zeros are not zero here, as scores of attention are not."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,15 @@ class Sizes:
     rank: int
 
 
-Traced = Flow | Sizes | None
+@dataclass(frozen=True)
+class Attended:
+    """What attention returns: its output, and weights that depend on the units of its heads."""
+
+    flow: Flow
+    heads: Units
+
+
+Traced = Flow | Sizes | Attended | None
 
 
 class Stuck(Exception):
@@ -64,9 +74,26 @@ class Call:
     @property
     def flow(self) -> Flow:
         """The units of the first argument, which must be a tensor with units."""
-        flow = self.traced(self.node.args[0]) if self.node.args else None
+        return self.silent(self.carried)
+
+    @property
+    def carried(self) -> Flow:
+        """The same, for calls that work on every unit by itself, whatever its values are."""
+        flow = self.traced(self.first)
         if not isinstance(flow, Flow):
             raise Stuck(f"they feed {self.label}, which cannot be cut")
+        return flow
+
+    @property
+    def first(self) -> object:
+        """The first argument, also if it is given by name."""
+        args = (*self.node.args, *self.node.kwargs.values())
+        return args[0] if args else None
+
+    def silent(self, flow: Flow) -> Flow:
+        """Units that are zero where they were removed."""
+        if flow.loud:
+            raise Stuck(f"they are not zero where they reach {self.label}")
         return flow
 
     def option(self, place: int, name: str, default: Any) -> Any:
@@ -82,12 +109,30 @@ class Wiring:
 
     rows: dict[str, Units]
     columns: dict[str, Units]
+    tables: dict[str, Units]
+    """Embeddings, whose columns are units."""
+    quiet: dict[str, NDArray[np.bool_]]
+    """Rows that go with units and never make them other than zero: queries and keys of heads."""
     widths: dict[str, Units]
     """Output units of modules without tensors that declare a number of channels, by path."""
     norms: dict[str, int]
     """Number of groups of each group norm, by path."""
     layers: tuple[str, ...]
-    """Weights whose rows are units."""
+    """Weights whose rows, or columns of embeddings, are units."""
     removable: NDArray[np.bool_]
     fixed: dict[str, str]
     """Why the units of a layer cannot be removed, by the name of its weight."""
+
+    def outputs(self, name: str) -> Units:
+        """The unit of each output of a layer."""
+        return self.rows[name] if name in self.rows else self.tables[name]
+
+    def distinct(self, name: str) -> Units:
+        """The units of a layer, each of them once: a head has several outputs."""
+        outputs = self.outputs(name)
+        return outputs[np.sort(np.unique(outputs, return_index=True)[1])]
+
+    def writing(self, name: str) -> Units:
+        """The units of a layer that its weights make other than zero."""
+        outputs = self.outputs(name)
+        return outputs[~self.quiet[name]] if name in self.quiet else outputs

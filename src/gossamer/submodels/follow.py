@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from gossamer.submodels.flow import Call, Flow, Sizes, Stuck, Traced, Units, Wiring
-from gossamer.submodels.graph import watch
+from gossamer.submodels.flow import Attended, Call, Flow, Stuck, Traced, Units, Wiring
+from gossamer.submodels.graph import watch_parts
 from gossamer.task.layout import Layout
 
+LAYERS = ("conv", "linear", "attention", "embedding")
+"""Kinds of tensors whose rows or columns may be units."""
 Rule = Callable[["Books", Call], Traced]
 
 
@@ -28,6 +31,8 @@ class Books:
     layout: Layout
     rows: dict[str, Units] = field(default_factory=dict)
     columns: dict[str, Units] = field(default_factory=dict)
+    tables: dict[str, Units] = field(default_factory=dict)
+    quiet: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     widths: dict[str, Units] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
@@ -36,6 +41,8 @@ class Books:
     """Modules that could not be traced into, with the reason."""
     direct: list[str] = field(default_factory=list)
     """Tensors that the forward pass reads without calling their module."""
+    repeated: set[str] = field(default_factory=set)
+    """Weights of layers that are called more than once."""
     parents: list[int] = field(default_factory=list)
 
     def fresh(self, count: int) -> Units:
@@ -92,14 +99,16 @@ class Books:
             if call.part is not None:
                 self.closed.setdefault(call.path, str(reason))
             for source in inputs:
-                flow = source.flow if isinstance(source, Sizes) else source
+                flow = source if isinstance(source, Flow) else source.flow
                 self.stuck.append((flow.units, str(reason)))
+                if isinstance(source, Attended):
+                    self.stuck.append((source.heads, str(reason)))
             return None
 
     def close(self) -> Wiring:
         """Renumbers united units, and determines which of them are removable."""
         for name in self.direct:
-            for store in (self.rows, self.columns):
+            for store in (self.rows, self.columns, self.tables):
                 if name in store:
                     reason = f"the forward pass takes {name!r} without its module"
                     self.stuck.append((store[name], reason))
@@ -110,14 +119,18 @@ class Books:
             for unit in set(places[units].tolist()):
                 reasons.setdefault(unit, reason)
         rows = {name: places[units] for name, units in self.rows.items()}
-        fixed = self._fixed({name: rows[name] for name in self.layers}, reasons)
+        tables = {name: places[units] for name, units in self.tables.items()}
+        outputs = {name: rows[name] if name in rows else tables[name] for name in self.layers}
+        fixed = self._fixed(outputs, reasons)
         removable = np.zeros(len(names), dtype=np.bool_)
-        for name in self.layers:
-            removable[rows[name]] = True
+        for units in outputs.values():
+            removable[units] = True
         removable[list(reasons)] = False
         return Wiring(
             rows,
             {name: places[units] for name, units in self.columns.items()},
+            tables,
+            self.quiet,
             {name: places[units] for name, units in self.widths.items()},
             self.norms,
             tuple(self.layers),
@@ -140,7 +153,7 @@ class Books:
                 reasons.update(dict.fromkeys(set(layers[name].tolist()) - reasons.keys(), reason))
             fixed.update(news)
         for leaf in self.layout.leaves.values():
-            if leaf.kind in ("conv", "linear") and leaf.name not in layers:
+            if leaf.kind in LAYERS and len(leaf.shape) > 1 and leaf.name not in layers:
                 fixed[leaf.name] = self._why(leaf.name)
         return fixed
 
@@ -161,7 +174,7 @@ def follow(
 ) -> Wiring:
     """The wiring of a module, by rules for its layers and for functions on tensors."""
     books = Books(module, layout)
-    calls = watch(module, layout.input.blank(2), lambda part: type(part) in modules)
+    calls = watch_parts(module, layout.input.blank(2), lambda part: type(part) in modules)
     samples = dict(calls)
     flows: dict[fx.Node, Traced] = {}
     for node, value in calls:

@@ -1,16 +1,18 @@
-"""Tracing rules of functions on tensors: how they pass, add, join or reshape units."""
+"""Tracing rules of functions on tensors: how they pass, scale, add, join or pick units."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from gossamer.submodels.flow import Call, Flow, Sizes, Stuck, Traced
+from gossamer.submodels.attention_rules import scores
+from gossamer.submodels.flow import Attended, Call, Flow, Sizes, Stuck, Traced
 from gossamer.submodels.follow import Books
+from gossamer.submodels.shape_rules import one_size
 
 
 def pool(books: Books, call: Call) -> Traced:
@@ -20,37 +22,56 @@ def pool(books: Books, call: Call) -> Traced:
 
 
 def reduce(books: Books, call: Call) -> Traced:
-    """A mean or maximum over the positions of an image."""
+    """A mean or maximum over the positions of an image or of a sequence."""
     wanted = call.option(1, "dim", None)
     dims = [wanted] if isinstance(wanted, int) else wanted
-    rank = call.source.ndim
-    if not isinstance(dims, Iterable) or not all(_after(dim, call.flow.axis, rank) for dim in dims):
+    rank, flow = call.source.ndim, call.flow
+    if not isinstance(dims, Iterable) or not all(isinstance(dim, int) for dim in dims):
         raise Stuck(f"{call.label} works across them")
-    return call.flow
-
-
-def _after(dim: Any, axis: int, rank: int) -> bool:
-    return isinstance(dim, int) and dim % rank > axis
+    gone = {dim % rank for dim in dims}
+    if flow.axis in gone or not isinstance(call.value, Tensor):
+        raise Stuck(f"{call.label} works across them")
+    left = call.value.ndim < rank
+    return Flow(flow.units, flow.axis - (sum(dim < flow.axis for dim in gone) if left else 0))
 
 
 def scale(books: Books, call: Call) -> Traced:
-    left, right = call.node.args[0], call.option(1, "other", None)
-    if isinstance(right, int | float):
-        return call.flow
-    flow = call.traced(right)
-    if isinstance(left, int | float) and isinstance(flow, Flow) and call.node.target is not DIVIDE:
-        return flow
+    left, right = call.first, call.option(1, "other", None)
+    if isinstance(call.sample(right), int | float) and isinstance(call.traced(left), Flow):
+        return call.carried
+    flow, other = call.traced(left), right
+    if flow is None and call.node.target not in DIVISIONS:
+        flow, other = call.traced(right), left
+    own = call.sample(left if other is right else right)
+    if not isinstance(flow, Flow) or call.traced(other) is not None:
+        raise Stuck(f"{call.label} multiplies them by something other than a number")
+    if _same_for_all(own, flow, call.sample(other)):
+        return Flow(flow.units, flow.axis + call.value.ndim - own.ndim, flow.loud)
     raise Stuck(f"{call.label} multiplies them by something other than a number")
 
 
 def add(books: Books, call: Call) -> Traced:
-    left, right = call.node.args[0], call.option(1, "other", None)
-    match call.traced(left), call.traced(right):
-        case Flow(units, axis), Flow(others, other) if axis == other:
-            if call.sample(left).shape == call.sample(right).shape:
+    left, right = call.first, call.option(1, "other", None)
+    flows = call.traced(left), call.traced(right)
+    match flows:
+        case Flow(units, axis, loud), Flow(others, other, also):
+            ranks = call.sample(left).ndim, call.sample(right).ndim
+            if axis - ranks[0] == other - ranks[1] and len(units) == len(others):
                 books.unite(units, others)
-                return Flow(units, axis)
+                return Flow(units, max(axis, other), loud or also)
+        case (Flow() as flow, None) | (None, Flow() as flow):
+            own, given = (left, right) if flows[1] is None else (right, left)
+            if scores(call, flow) and _same_for_all(call.sample(own), flow, call.sample(given)):
+                return Flow(flow.units, flow.axis, loud=True)
     raise Stuck(f"{call.label} adds something to them that cannot be cut")
+
+
+def _same_for_all(own: Tensor, flow: Flow, other: object) -> bool:
+    """Whether a number, or a tensor without units, is the same for all units of a tensor."""
+    if isinstance(other, int | float):
+        return True
+    back = own.ndim - flow.axis
+    return isinstance(other, Tensor) and (other.ndim < back or other.shape[-back] == 1)
 
 
 def join(books: Books, call: Call) -> Traced:
@@ -62,60 +83,28 @@ def join(books: Books, call: Call) -> Traced:
     return Flow(np.concatenate([flow.units for flow in flows if isinstance(flow, Flow)]), axis)
 
 
-def flatten(books: Books, call: Call) -> Traced:
-    if isinstance(call.part, nn.Flatten):
-        first, last = call.part.start_dim, call.part.end_dim
-    else:
-        first, last = call.option(1, "start_dim", 0), call.option(2, "end_dim", -1)
-    rank = call.source.ndim
-    if first % rank != 1 or last % rank != rank - 1:
-        raise Stuck(f"{call.label} does not leave one row per example")
-    return _flat(call)
-
-
-def view(books: Books, call: Call) -> Traced:
-    sizes = call.node.args[1:]
-    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
-        sizes = tuple(sizes[0])
-    if len(sizes) != 2 or sizes[1] != -1 or len(call.value) != len(call.source):
-        raise Stuck(f"{call.label} has a fixed number of features; use flatten(1)")
-    return _flat(call)
-
-
-def _flat(call: Call) -> Flow:
-    """Each unit has the columns of all positions of its image."""
-    flow, shape = call.flow, call.source.shape
-    across = [len(flow.units) if axis == flow.axis else 1 for axis in range(1, len(shape))]
-    units = np.broadcast_to(flow.units.reshape(across), tuple(shape[1:])).reshape(-1)
-    return Flow(units, 1)
-
-
-def size(books: Books, call: Call) -> Traced:
-    sizes = Sizes(call.flow, call.source.ndim)
-    dim = call.option(1, "dim", None)
-    return sizes if dim is None else _one_size(sizes, dim)
-
-
-def attribute(books: Books, call: Call) -> Traced:
-    match call.node.args[1]:
-        case "shape":
-            return Sizes(call.flow, call.source.ndim)
-        case "ndim" | "dtype" | "device":
-            return None
-    raise Stuck(f"{call.label} cannot be cut")
-
-
 def item(books: Books, call: Call) -> Traced:
-    sizes = call.traced(call.node.args[0])
-    if not isinstance(sizes, Sizes):
+    source, index = call.traced(call.first), call.node.args[1]
+    match source:
+        case Sizes():
+            return one_size(source, index)
+        case Attended() if index in (0, 1):
+            if index == 1 and call.node.users:
+                books.stuck.append((source.heads, "the forward pass reads weights of attention"))
+            return source.flow if index == 0 else None
+        case Flow():
+            return _picked(call, source, index if isinstance(index, tuple) else (index,))
+    raise Stuck("the forward pass indexes them")
+
+
+def _picked(call: Call, flow: Flow, index: tuple[object, ...]) -> Flow:
+    """Positions of other axes, such as the first of a sequence."""
+    plain = all(isinstance(each, int | slice) for each in index)
+    if not plain or any(each != slice(None) for each in index[flow.axis : flow.axis + 1]):
         raise Stuck("the forward pass indexes them")
-    return _one_size(sizes, call.node.args[1])
-
-
-def _one_size(sizes: Sizes, dim: object) -> Traced:
-    if not isinstance(dim, int) or dim % sizes.rank == sizes.flow.axis:
-        raise Stuck("the forward pass reads their number")
-    return None
+    return Flow(
+        flow.units, flow.axis - sum(isinstance(each, int) for each in index[: flow.axis]), flow.loud
+    )
 
 
 def nothing(books: Books, call: Call) -> Traced:
@@ -126,4 +115,4 @@ def not_silent(books: Books, call: Call) -> Traced:
     raise Stuck(f"{call.label} does not turn zero into zero")
 
 
-DIVIDE = operator.truediv
+DIVISIONS = (operator.truediv, torch.div, Tensor.div, Tensor.__truediv__, "div")

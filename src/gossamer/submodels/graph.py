@@ -1,7 +1,7 @@
 """The calls of a module in order: the graph through which units are traced.
 
-Built with torch.fx. A submodule whose code cannot be traced is one opaque call; it is an error only
-if that module is the model itself.
+Built with torch.fx. A submodule whose code cannot be traced is one opaque call. Where that module
+is the model itself, its parts are recorded one by one, as they are called with an example.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from gossamer.named import tensors_of
+from gossamer.submodels.recorder import Calls
+from gossamer.submodels.recording import record_parts
 from gossamer.task.randomness import untouched_generators
-
-Calls = list[tuple[fx.Node, Any]]
-"""Every node of a graph, with its value for an example."""
 
 _tracing = threading.Lock()
 
@@ -60,6 +59,21 @@ class _Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def watch_parts(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:
+    """The calls of a forward pass, or of those parts of it that can be followed.
+
+    Raises:
+        ValueError: no part can be followed.
+    """
+    try:
+        return watch(module, example, whole)
+    except ValueError:
+        found = record_parts(module, example, whole)
+        if not found:
+            raise
+        return found
 
 
 def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:

@@ -27,7 +27,7 @@ def needed(task: Task, params: Params) -> Masks:
         gone = idle
     keep = {}
     for name in structure.units:
-        stays = ~gone[structure.wiring.rows[name]]
+        stays = ~gone[structure.wiring.distinct(name)]
         stays[0] |= not stays.any()
         keep[name] = torch.from_numpy(stays)
     return keep
@@ -48,7 +48,10 @@ def _idle(structure: Structure, params: Params, gone: Flags) -> Flags:
             acts = acts & ~gone[columns][None, :]
             unread[columns[acts.any(0)]] = False
         if rows is not None:
-            silent[rows[acts.any(1)]] = False
+            quiet = wiring.quiet.get(name, np.zeros(len(rows), np.bool_))
+            silent[rows[acts.any(1) & ~quiet]] = False
+    for name, units in wiring.tables.items():
+        silent[units[_acts(params[name], True).any(0)]] = False
     for path in wiring.norms:  # all channels of a group contribute to its statistics
         unread[wiring.rows[f"{path}.weight"]] = False
     return silent | unread

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gossamer.core import Params
 from gossamer.models.blocks import Pad
+from gossamer.submodels.small_attention import ThinAttention, ThinLayerNorm
 
 
 def shrink(
@@ -28,7 +29,7 @@ def shrink(
     Args:
         tensors: the smaller tensors, by name.
         widths: channels of padding modules, by path.
-        norms: channels left in each group of a group norm, by path.
+        norms: channels left in each group of a group norm, or in a layer norm, by path.
         inputs: indices of the features that a linear layer keeps, by path.
     """
     state = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -47,12 +48,19 @@ def shrink(
     instead: dict[nn.Module, nn.Module] = {}
     for path, left in norms.items():
         norm = shrunk.get_submodule(path)
-        assert isinstance(norm, nn.GroupNorm)
-        instead[norm] = ThinGroupNorm(norm, left)
+        if isinstance(norm, nn.LayerNorm):
+            instead[norm] = ThinLayerNorm(norm)
+        else:
+            assert isinstance(norm, nn.GroupNorm)
+            instead[norm] = ThinGroupNorm(norm, left)
     for path, index in inputs.items():
         layer = shrunk.get_submodule(path)
         assert isinstance(layer, nn.Linear)
         instead[layer] = ChosenLinear(layer, index)
+    for name in tensors:
+        layer = shrunk.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, nn.MultiheadAttention):
+            instead[layer] = ThinAttention(layer)
     _replace(shrunk, instead)
     for path in {name.rpartition(".")[0] for name in tensors}:
         _describe(shrunk.get_submodule(path))
@@ -68,6 +76,8 @@ def _describe(part: nn.Module) -> None:
                 part.groups = part.in_channels = part.out_channels
         case nn.Linear():
             part.out_features, part.in_features = part.weight.shape
+        case nn.Embedding():
+            part.embedding_dim = part.weight.shape[1]
         case _NormBase():
             part.num_features = part.weight.shape[0]
         case nn.PReLU():

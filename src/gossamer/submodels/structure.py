@@ -35,7 +35,9 @@ class Structure:
     def units(self) -> dict[str, int]:
         """Number of units of every layer that may lose some, by the name of its weight."""
         wiring = self.wiring
-        return {name: len(wiring.rows[name]) for name in wiring.layers if name not in wiring.fixed}
+        return {
+            name: len(wiring.distinct(name)) for name in wiring.layers if name not in wiring.fixed
+        }
 
     @property
     def fixed(self) -> Mapping[str, str]:
@@ -47,7 +49,7 @@ class Structure:
         """The removable layers, grouped by whose outputs are added to each other."""
         spaces: list[tuple[set[int], list[str]]] = []
         for name in self.units:
-            mine = set(self.wiring.rows[name].tolist())
+            mine = set(self.wiring.outputs(name).tolist())
             touching = [space for space in spaces if not mine.isdisjoint(space[0])]
             spaces = [space for space in spaces if space not in touching]
             names = [each for space in touching for each in space[1]]
@@ -75,9 +77,10 @@ class Structure:
         asked = {name: self._flags(name, flags) for name, flags in keep.items()}
         gone = wiring.removable.copy()
         for name in wiring.layers:
-            gone[wiring.rows[name][asked[name]] if name in asked else wiring.rows[name]] = False
+            stays = wiring.distinct(name)[asked[name]] if name in asked else wiring.outputs(name)
+            gone[np.intersect1d(stays, wiring.writing(name))] = False
         for name in self.units:
-            if gone[wiring.rows[name]].all():
+            if gone[wiring.outputs(name)].all():
                 raise ValueError(
                     f"{name} would keep none of its {self.units[name]} units, and nothing would "
                     f"pass; keep at least one"
@@ -91,6 +94,14 @@ class Structure:
             if not (flags & ~gone[wiring.columns[name]]).any():
                 raise ValueError(f"{name} would keep none of its inputs; keep at least one")
         return Cut(self, gone, chosen)
+
+    def by_unit(self, name: str, outputs: Tensor) -> Tensor:
+        """Flags of a layer's units from those of its outputs: true if one of them is."""
+        place = {unit: at for at, unit in enumerate(self.wiring.distinct(name).tolist())}
+        flags = torch.zeros(len(place), dtype=torch.bool)
+        for unit, flag in zip(self.wiring.outputs(name).tolist(), outputs.tolist(), strict=True):
+            flags[place[unit]] |= flag
+        return flags
 
     def _flags(self, name: str, flags: Tensor) -> NDArray[np.bool_]:
         """The request for one layer, checked."""
@@ -109,6 +120,8 @@ class Structure:
                 f"{name!r} has no units to remove{did_you_mean(name, self.units)} "
                 f"of this model {', '.join(self.units) or 'no layer'} may lose some"
             )
+        elif name in self.wiring.layers:
+            count = len(self.wiring.distinct(name))
         else:
             count = self.layout[name].rows
         if flags.dtype != torch.bool or flags.shape != (count,):

@@ -85,10 +85,20 @@ Prunable: TypeAlias = Sequence[str] | Callable[[Leaf], bool]
 """Which leaves may be pruned: names, glob patterns and named rules, or a predicate."""
 
 RULES: dict[str, Callable[[Sequence[Leaf]], Sequence[Leaf]]] = {
-    "conv-only": lambda leaves: [leaf for leaf in leaves if leaf.kind == "conv"],
-    "skip-first-last": lambda leaves: leaves[1:-1],
+    "conv-only": lambda leaves: [leaf for leaf in _default(leaves) if leaf.kind == "conv"],
+    "skip-first-last": lambda leaves: _default(leaves)[1:-1],
+    "with-attention": lambda leaves: [*_default(leaves), *_of(leaves, "attention")],
+    "with-embeddings": lambda leaves: [*_default(leaves), *_of(leaves, "embedding")],
 }
-"""Named subsets of the leaves that are prunable by default."""
+"""Named choices among the trained matrices: of those that are prunable by default, or with more."""
+
+
+def _default(leaves: Sequence[Leaf]) -> list[Leaf]:
+    return [leaf for leaf in leaves if leaf.kind in PRUNABLE]
+
+
+def _of(leaves: Sequence[Leaf], kind: Kind) -> list[Leaf]:
+    return [leaf for leaf in leaves if leaf.kind == kind]
 
 
 @dataclass(frozen=True)
@@ -137,8 +147,8 @@ class Layout:
         """The same layout with other prunable leaves.
 
         A pattern such as `features.*` selects the matching trained leaves of two or more
-        dimensions; a full name selects exactly that leaf, also a bias. `conv-only` and
-        `skip-first-last` are named rules.
+        dimensions; a full name selects exactly that leaf, also a bias. `conv-only`,
+        `skip-first-last`, `with-attention` and `with-embeddings` are named rules.
         """
         if callable(prunable):
             chosen = {leaf.name for leaf in self.leaves.values() if prunable(leaf)}
@@ -160,8 +170,9 @@ class Layout:
         if entry in self.constants:
             raise ValueError(f"{entry!r} is frozen and cannot be pruned; leave it out")
         if entry in RULES:
-            default = [leaf for leaf in self.leaves.values() if leaf.prunable]
-            if chosen := [leaf.name for leaf in RULES[entry](default)]:
+            known = self.leaves.values()
+            matrices = [leaf for leaf in known if leaf.trainable and len(leaf.shape) > 1]
+            if chosen := [leaf.name for leaf in RULES[entry](matrices)]:
                 return chosen
             raise ValueError(f"{entry} leaves nothing of this model to prune; name tensors instead")
         matches = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gossamer.accounting.forecast import Forecast, Labels, Learned
 from gossamer.accounting.forecasts.personal import MOVES
 from gossamer.core import Ctx
-from gossamer.methods import FedMef, FedTiny, PruneFL
+from gossamer.methods import FedMef, FedRTS, FedTiny, PruneFL
 from gossamer.methods.as_published.fedmef import FedMefVariants
 from gossamer.methods.as_published.fedtiny import AdjustmentReadings, FedTinyVariants
 from gossamer.methods.as_published.prunefl import PruneFLVariants
@@ -55,6 +55,16 @@ def fedmef(method: FedMef, ctx: Ctx, last: int) -> Labels:
     return _adjusted(method, ctx, last, USUAL)
 
 
+def fedrts(method: FedRTS, ctx: Ctx, last: int) -> Labels:
+    """By the mask that a client holds."""
+    return _adjusted(method, ctx, last, USUAL)
+
+
+def fedrts_learned(method: FedRTS, ctx: Ctx) -> Learned:
+    """How far masks move depends on training."""
+    return Learned(MOVES, masks=("Train.mask",))
+
+
 def fedmef_variants(method: FedMefVariants, ctx: Ctx, last: int) -> Labels:
     """By the mask that a client holds."""
     return _adjusted(method.pure, ctx, last, method.readings)
@@ -83,7 +93,7 @@ def _selected(method: FedTiny, ctx: Ctx, last: int, readings: AdjustmentReadings
 
 
 def _adjusted(
-    method: FedTiny | FedMef, ctx: Ctx, last: int, readings: AdjustmentReadings
+    method: FedTiny | FedMef | FedRTS, ctx: Ctx, last: int, readings: AdjustmentReadings
 ) -> Labels:
     """Labels in rounds of training, counted from 1; `last` is 0 or less if there was none.
 
@@ -101,7 +111,9 @@ def _adjusted(
     return ("held", ("revision", version), "whole")[min(missed, 2)], up
 
 
-def _due(method: FedTiny | FedMef, ctx: Ctx, readings: AdjustmentReadings) -> tuple[int, ...]:
+def _due(
+    method: FedTiny | FedMef | FedRTS, ctx: Ctx, readings: AdjustmentReadings
+) -> tuple[int, ...]:
     """The rounds that adjust the mask; asked for once for every client of every round."""
     layout = ctx.task.layout
     key = (method, readings, tuple((name, layout[name].shape) for name in layout.prunable))
@@ -124,5 +136,6 @@ FORECASTS: dict[type, Forecast] = {
     FedTiny: Forecast(fedtiny),
     FedTinyVariants: Forecast(fedtiny_variants, readings_learned),
     FedMef: Forecast(fedmef),
+    FedRTS: Forecast(fedrts, fedrts_learned),
     FedMefVariants: Forecast(fedmef_variants, readings_learned),
 }

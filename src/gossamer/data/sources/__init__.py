@@ -10,6 +10,7 @@ from gossamer.data.arrays import Arrays
 from gossamer.data.inputs import Inputs
 from gossamer.data.sources.cifar import CIFAR10, CIFAR100
 from gossamer.data.sources.files import read_npz
+from gossamer.data.sources.hub import read_hub
 from gossamer.data.sources.hugging_face import hugging_face
 from gossamer.data.sources.idx import FMNIST, MNIST
 from gossamer.data.sources.leaf import FEMNIST
@@ -40,6 +41,7 @@ FORMATS: dict[str, Callable[[Path, Key, Inputs], Arrays]] = {
     "npz": read_npz,
     "folder": read_folder,
     "csv": read_csv,
+    "hf": read_hub,
 }
 
 __all__ = ["FORMATS", "SOURCES", "Remote", "Source", "hugging_face"]

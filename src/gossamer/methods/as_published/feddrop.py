@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gossamer.core import Client, Ctx, Exchange, Job, Result
 from gossamer.fields import option
@@ -80,6 +80,7 @@ class FedDropVariants:
         "sent",
         "a client's own: its last reply in the model it was cut from or the current, or none",
     )
+    units_move: ClassVar[bool] = True
 
     def down(self, ctx: Ctx, state: Server, client: Client) -> Down:
         if self.sub_models == "different":
