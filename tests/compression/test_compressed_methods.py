@@ -130,13 +130,29 @@ def test_requests_are_differences_to_the_copy_that_clients_hold() -> None:
         reply = client.reply(down, first.local, changes([]))
         held = (reply.local.copy["params[weight]"] - start_of).view(-1)[:3]
         assert torch.allclose(held, torch.tensor(wanted), atol=1e-5)
-        # The client changes nothing: the server's model becomes what the client holds.
-        exact = state.inner
+        # The client changes nothing: the server's model stays, with what the request has lost.
+        exact = state.inner.params["weight"]
         state = method.merge(ctx, state, [Exchange(Client(0, 1), down, reply.up)])
-        state = CompressedServer(
-            exact, {}, state.copy, state.version, state.seen, state.news, state.sizes
-        )
+        assert torch.allclose(state.inner.params["weight"], exact, atol=1e-6)
         first = reply
+
+
+@pytest.mark.parametrize("up", ["", "sign+ef"])
+@pytest.mark.parametrize("settings", [{}, {"server_momentum": 0.0, "server_lr": 0.5}])
+def test_what_requests_lose_is_not_taken_for_a_change(up: str, settings: dict[str, float]) -> None:
+    """Clients that change nothing leave the server's model alone, though they hold another."""
+    chosen = METHODS["fedavgm" if settings else "fedavg"]
+    method = compress(fields.replace(chosen, {"clients": 2, **settings}), up=up, down="topk:0.05")
+    ctx, state, client = a_round(method)
+    down = method.down(ctx, state, Client(0, 1))
+    first = client.reply(down, None, changes([3.0, 2.0, 1.0]))
+    state = method.merge(ctx, state, [Exchange(Client(0, 1), down, first.up)])
+    down = method.down(ctx, state, Client(1, 1))
+    silent = client.reply(down, None, changes([]))
+    weight = state.inner.params["weight"]
+    assert (weight - silent.local.copy["params[weight]"]).abs().max() > 0.1
+    after = method.merge(ctx, state, [Exchange(Client(1, 1), down, silent.up)])
+    assert torch.allclose(after.inner.params["weight"], weight, atol=1e-6)
 
 
 def test_clients_that_missed_rounds_are_sent_what_they_missed() -> None:

@@ -136,14 +136,13 @@ def _graph(
 def _run(module: nn.Module, graph: fx.Graph, example: Tensor) -> Calls:
     values: dict[fx.Node, Any] = {}
     calls: Calls = []
-    given = tensors_of(example)
+    first = next(node for node in graph.nodes if node.op == "placeholder")
+    inputs: dict[str, Any] = tensors_of(example) or {str(first.target): example}
     for node in graph.nodes:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
         match node.op:
-            case "placeholder" if given is not None and node.target in given:
-                value = given[node.target]
             case "placeholder":
-                value = example if given is None and not calls else next(iter(node.args), None)
+                value = inputs.get(str(node.target), next(iter(node.args), None))
             case "get_attr":
                 value = _attribute(module, node.target)
             case "call_module":
