@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import NODES, Fault, Loopback, served, set_up, simulated
+from loopback import NODES, Fault, Loopback, node_clients, served, set_up, simulated
 
 from gossamer.engine import events
 from gossamer.flower.carrier import Outgoing
 from gossamer.flower.messages import Message
+from gossamer.flower.node import Node
 
 SLOW = 2
 """The node that does not answer in time."""
@@ -76,12 +77,53 @@ def test_a_node_that_is_too_slow_is_left_out_as_in_the_simulator(
     assert reasons <= {"no answer within 1 s", "enough others had answered"} and reasons
 
 
+class Slow:
+    """The clock of a node on which a step takes nine tenths of a second."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 0.9
+        return self.time
+
+
+def test_a_node_that_runs_out_of_time_sends_what_it_has(tmp_path: Path) -> None:
+    setup = set_up("fedavg", rounds=2)
+    # 0.8 of a second is time for one step: the clock is looked at when a client begins, and
+    # before every step but the first.
+    nodes = {
+        100 + index: Node(
+            setup, tmp_path / f"node-{index}", node_clients(setup, index), now=Slow().now
+        )
+        for index in range(NODES)
+    }
+    whole = served(setup, Loopback(nodes), tmp_path / "whole", deadline=1.0)
+    part = served(setup, Loopback(nodes), tmp_path / "part", deadline=1.0, partial=True)
+    assert merged(tmp_path / "part") == merged(tmp_path / "whole")
+    assert part.state_hash != whole.state_hash
+
+    def steps(name: str) -> list[int]:
+        log = events.read(tmp_path / name / "events.jsonl")
+        return [event["steps"] for event in log if event["event"] == "client-finished"]
+
+    assert max(steps("whole")) > 1
+    assert steps("part") == [min(each, 1) for each in steps("whole")]
+
+
+def test_methods_that_need_whole_jobs_refuse_parts_on_a_network(tmp_path: Path) -> None:
+    setup = set_up("spafl", rounds=1)
+    with pytest.raises(ValueError, match="spafl needs whole jobs of its clients"):
+        served(setup, Loopback.of(setup, tmp_path), tmp_path / "out", partial=True)
+
+
 def test_conditions_that_are_simulated_are_refused_for_a_network(tmp_path: Path) -> None:
     from gossamer.engine import Options
     from gossamer.engine.conditions import on_network
 
-    given = Options(deadline="2m", oversample=1.3)
-    assert on_network(given) == (Options(), {"deadline": 120.0, "oversample": 1.3})
+    given = Options(deadline="2m", oversample=1.3, partial=True)
+    kept = {"deadline": 120.0, "oversample": 1.3, "partial": True}
+    assert on_network(given) == (Options(), kept)
     for name, value in (("devices", "mcu"), ("asynchronous", "fedbuff"), ("sampling", "utility")):
         with pytest.raises(ValueError, match=f"`{name}=` is simulated; on a network devices are"):
             on_network(Options(**{name: value}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,10 @@ class Abandoned(Exception):
     """The run was asked to stop at once; this client's work is dropped."""
 
 
+class TimeUp(Exception):
+    """A client's time is up: it takes no more steps, and sends what it has."""
+
+
 class RemoteError(Exception):
     """A client's error in another process, of which only one line is known."""
 
@@ -96,6 +101,8 @@ class Request:
     data: bytes
     steps: int | None = None
     """After which the client sends what it has; None: those of its job."""
+    hurried: Callable[[], None] = lambda: None
+    """Is called before every step but the first; raises `TimeUp` when the client's time is up."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ class Participant:
                 received,
                 local,
                 augment=run.federation.augment,
-                abandoned=self.abandoned,
+                abandoned=self._asked_before_steps(request),
                 at=stage.append,
                 dry=run.dry,
             )
@@ -235,6 +242,16 @@ class Participant:
                 case _:
                     return failure
         return Completed(up.data, state, account, schema, received)
+
+    def _asked_before_steps(self, request: Request) -> Callable[[], bool]:
+        taken = itertools.count()
+
+        def abandoned() -> bool:
+            if next(taken):
+                request.hurried()
+            return self.abandoned()
+
+        return abandoned
 
     def _account(self, ctx: Ctx, done: Trained, up: Written, reply: Any) -> Account:
         result, layout, options = done.result, ctx.task.layout, self.run.options
@@ -301,7 +318,8 @@ def train(
         down: The request's record.
         local: What the client kept from earlier rounds, or None.
         augment: Changes a batch of inputs.
-        abandoned: Whether to give up; asked before every step.
+        abandoned: Whether to give up; asked before every step. It may raise `TimeUp`, and the
+            client finishes with the steps that it has taken.
         at: Is called with the stage that comes next.
         dry: Whether to skip the steps and only count them.
 
@@ -319,8 +337,11 @@ def train(
         examples = round(len(ctx.own.train) * steps / per_epoch)
         return Trained(method.finish(ctx, work), examples, steps, per_epoch)
     for batch in batches(ctx, job, augment):
-        if abandoned():
-            raise Abandoned
+        try:
+            if abandoned():
+                raise Abandoned
+        except TimeUp:
+            break
         work = method.step(ctx, work, batch)
         examples += batch.y.shape[0]
         steps += 1

@@ -296,9 +296,8 @@ class ServerTransport:
             known = (each.node, request.data[:HEADER]) in self._explained
             each.explained = each.explained or not known
             kept = (conversations.store.raw(request.client) or b"").decode()
-            message = messages.train(
-                request, conversations.run.label, kept, each.explained, seconds
-            )
+            what = (request, conversations.run.label, kept, each.explained, seconds)
+            message = messages.train(*what, self.patience.partial)
             self._traffic.add(message)
             outgoing.append(Outgoing(each.node, "train", message, request.round, seconds))
         return self.carrier.send(outgoing) if outgoing else []
