@@ -77,6 +77,18 @@ def test_a_node_that_is_too_slow_is_left_out_as_in_the_simulator(
     assert reasons <= {"no answer within 1 s", "enough others had answered"} and reasons
 
 
+def test_nodes_that_start_slowly_register_whatever_the_deadline_of_a_round(tmp_path: Path) -> None:
+    def fault(sent: Outgoing, answer: Message | None) -> Message | str | None:
+        if sent.message.kind == "register" and sent.seconds < 20:
+            return None  # they are not ready so soon
+        return answer if answer is not None else Message({})
+
+    setup = set_up("fedavg", rounds=1)
+    carrier = Loopback.of(setup, tmp_path, fault=fault)
+    served(setup, carrier, tmp_path / "out", deadline=1.0, gather=30.0)
+    assert len(merged(tmp_path / "out")) == 1
+
+
 class Slow:
     """The clock of a node on which a step takes nine tenths of a second."""
 
@@ -137,14 +149,18 @@ ROUNDS = 10
     ("more", "reasons"),
     [
         (["--clients", 3, "--oversample", 1.3, "--deadline", "120s"], "enough others had answered"),
-        (["--clients", 4, "--deadline", "5s"], "no answer within 5 s"),
+        (["--clients", 4, "--deadline", "20s"], "no answer within 20 s"),
     ],
     ids=["oversampling", "deadline"],
 )
 def test_a_stopped_process_is_not_waited_for_and_comes_back(
     more: list[Any], reasons: str, tmp_path: Path
 ) -> None:
-    """SIGSTOP to one of four nodes for some rounds, then SIGCONT."""
+    """SIGSTOP to one of four nodes for some rounds, then SIGCONT.
+
+    Three replies are enough if more clients are asked; then another node is stopped instead, so
+    that the first one is needed again.
+    """
     pytest.importorskip("flwr", reason="needs Flower: pip install 'gossamer[flower]'")
     from deployment import Federation, Run, project
 
@@ -153,15 +169,19 @@ def test_a_stopped_process_is_not_waited_for_and_comes_back(
     with Federation(tmp_path / "federation", run.folder) as federation:
         federation.submit(run.folder)
         federation.until(lambda: run.rounds() >= 2)
-        group = federation.nodes[1].pid
-        os.killpg(group, signal.SIGSTOP)
+        group, other = federation.nodes[1].pid, federation.nodes[2].pid
         try:
+            os.killpg(group, signal.SIGSTOP)
             stopped = run.rounds()
             federation.until(lambda: run.rounds() >= stopped + 2)
             resumed = run.rounds()
+            os.killpg(group, signal.SIGCONT)
+            if "--oversample" in more:
+                os.killpg(other, signal.SIGSTOP)
+            federation.until(run.over)
         finally:
             os.killpg(group, signal.SIGCONT)
-        federation.until(run.over)
+            os.killpg(other, signal.SIGCONT)
     clients = merged(run.out)
     assert len(clients) == ROUNDS
     # The round that was under way may still have had the node's reply.

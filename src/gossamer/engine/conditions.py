@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer import fields
@@ -14,6 +15,7 @@ from gossamer.devices.durations import seconds
 from gossamer.devices.fleet import Fleet
 from gossamer.devices.selection import Sampling
 from gossamer.engine.options import Options
+from gossamer.wire import fingerprint
 
 if TYPE_CHECKING:
     from gossamer.engine.run_record import Run
@@ -78,6 +80,17 @@ def changed(options: Options) -> dict[str, object]:
     usual = Options()
     values = {name: getattr(options, name) for name in NAMES}
     return {name: value for name, value in values.items() if value != getattr(usual, name)}
+
+
+def identity(options: Options) -> dict[str, object]:
+    """The same, with the contents of files in place of their names."""
+    given = changed(options)
+    for name in ("devices", "availability"):
+        text, at, period = getattr(options, name).rpartition("@")
+        path = Path(text if at else period).expanduser()
+        if name in given and path.is_file():
+            given[name] = [fingerprint(path.read_bytes()), period if at else ""]
+    return given
 
 
 def check_text(options: Options) -> None:

@@ -34,7 +34,7 @@ log = logging.getLogger("gossamer.flower")
 SLOWEST = 0.5
 """Longest time between two polls, in seconds."""
 REGISTRATION = 60.0
-"""Seconds in which a new node must register during a run."""
+"""Seconds in which a new node must register: before the first round at least, later at most."""
 FAREWELL = 10.0
 """Seconds in which nodes must confirm a notice; an idle one polls every three."""
 AGAIN = 30.0
@@ -99,7 +99,9 @@ class ServerTransport:
             return len(self.registry.present(self.carrier.nodes())) >= wanted
 
         while True:
-            self.register(min(until, self.now() + self.patience.deadline), enough)
+            # A node that has just started may need longer than a short round lasts.
+            seconds = max(self.patience.deadline, REGISTRATION)
+            self.register(min(until, self.now() + seconds), enough)
             if enough():
                 return
             if self.now() >= until:
