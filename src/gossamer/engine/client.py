@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,8 +100,8 @@ class Request:
     data: bytes
     steps: int | None = None
     """After which the client sends what it has; None: those of its job."""
-    hurried: Callable[[], None] = lambda: None
-    """Is called before every step but the first; raises `TimeUp` when the client's time is up."""
+    given_up: Callable[[], bool] = lambda: False
+    """Asked before every step; it may raise `TimeUp`."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class Participant:
                 received,
                 local,
                 augment=run.federation.augment,
-                abandoned=self._asked_before_steps(request),
+                abandoned=lambda: request.given_up() or self.abandoned(),
                 at=stage.append,
                 dry=run.dry,
             )
@@ -242,16 +241,6 @@ class Participant:
                 case _:
                     return failure
         return Completed(up.data, state, account, schema, received)
-
-    def _asked_before_steps(self, request: Request) -> Callable[[], bool]:
-        taken = itertools.count()
-
-        def abandoned() -> bool:
-            if next(taken):
-                request.hurried()
-            return self.abandoned()
-
-        return abandoned
 
     def _account(self, ctx: Ctx, done: Trained, up: Written, reply: Any) -> Account:
         result, layout, options = done.result, ctx.task.layout, self.run.options

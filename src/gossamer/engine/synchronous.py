@@ -46,8 +46,8 @@ class Together:
             drawn = guard.cohort(ctx, run.pool)
             found = Chosen(drawn, len(drawn), now)
         # On a network clients look at their own clocks.
-        known = run.conditions.partial and run.fleet is not None
-        shorter = partial(self._shortened, ctx, found.time) if known else None
+        rehearsed = run.conditions.partial and run.fleet is not None
+        shorter = partial(self._shortened, ctx, found.time) if rehearsed else None
         replies = self.ask(ctx, state, found.clients, shorter)
         if run.fleet is None:  # the transport has kept the time
             return Gathered(replies)

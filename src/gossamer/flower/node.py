@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -120,21 +121,22 @@ class Node:
             return messages.explain()
         state = self._state.get(run, client, str(head["kept"]))
         began = str(head["kept"]) if state is not None else ""
-        request = Request(number, client, schema, message.body, hurried=self._hurried(message))
+        request = Request(number, client, schema, message.body, given_up=self._timed(message))
         answer = self._participant.answer(self._task, request, lambda: self._loaded(state))
         journal.note(self._folder, _told(number, client, answer))
         return messages.answered(message, self._kept(run, request, answer, began), began)
 
-    def _hurried(self, message: Message) -> Callable[[], None]:
-        """Says when a client's time is up, if the server takes what it has."""
+    def _timed(self, message: Message) -> Callable[[], bool]:
+        """Ends training after the first step that takes too long, if the server takes parts."""
         seconds = float(message.head["seconds"]) if message.head.get("partial") else math.inf
-        until = self._now() + IN_TIME * seconds
+        until, taken = self._now() + IN_TIME * seconds, itertools.count()
 
-        def hurried() -> None:
-            if self._now() > until:
+        def given_up() -> bool:
+            if next(taken) and self._now() > until:
                 raise TimeUp
+            return False
 
-        return hurried
+        return given_up
 
     def _kept(self, run: str, request: Request, answer: Answer, began: str) -> Answer:
         """The answer as it leaves the node: with fingerprints in place of states."""
