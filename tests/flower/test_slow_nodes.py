@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import NODES, Fault, Loopback, node_clients, served, set_up, simulated
+from loopback import NODES, Clock, Fault, Loopback, node_clients, served, set_up, simulated
 
 from gossamer.engine import events
-from gossamer.flower.carrier import Outgoing
+from gossamer.flower.carrier import Incoming, Outgoing
 from gossamer.flower.messages import Message
 from gossamer.flower.node import Node
+from gossamer.flower.patience import Patience
+from gossamer.flower.server import serve
 
 SLOW = 2
 """The node that does not answer in time."""
@@ -75,6 +78,50 @@ def test_a_node_that_is_too_slow_is_left_out_as_in_the_simulator(
         if event["event"] == "client-failed"
     }
     assert reasons <= {"no answer within 1 s", "enough others had answered"} and reasons
+
+
+@dataclass
+class Expiring:
+    """A network that drops requests to the slow node, and says so when their time is up."""
+
+    inner: Loopback
+    clock: Clock
+    ends: dict[str, float] = field(default_factory=dict)
+
+    def nodes(self) -> list[int]:
+        return self.inner.nodes()
+
+    def names(self) -> dict[int, str]:
+        return self.inner.names()
+
+    def send(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        ids = self.inner.send(outgoing)
+        self.ends |= {
+            id: self.clock.now() + sent.seconds for id, sent in zip(ids, outgoing, strict=True)
+        }
+        return ids
+
+    def collect(self, ids: Sequence[str]) -> list[Incoming]:
+        came = self.inner.collect(ids)
+        known = {each.id for each in came}
+        late = [id for id in ids if id not in known and self.clock.now() >= self.ends[id]]
+        return came + [Incoming(id, None, "error 3: message unavailable") for id in late]
+
+
+def test_a_request_that_the_network_drops_in_the_end_has_missed_the_deadline(
+    tmp_path: Path,
+) -> None:
+    clock, setup = Clock(), set_up("fedavg", rounds=5)
+    carrier = Expiring(Loopback.of(setup, tmp_path, fault=silent()), clock)
+    patience = Patience(deadline=1.0, gather=5.0, poll=0.25)
+    run = replace(setup, out=tmp_path / "out")
+    serve(carrier, run, patience, now=clock.now, rest=clock.rest)
+    reasons = {
+        event["reason"]
+        for event in events.read(tmp_path / "out" / "events.jsonl")
+        if event["event"] == "client-failed"
+    }
+    assert reasons == {"no answer within 1 s"}
 
 
 def test_nodes_that_start_slowly_register_whatever_the_deadline_of_a_round(tmp_path: Path) -> None:

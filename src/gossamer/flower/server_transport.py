@@ -241,6 +241,7 @@ class ServerTransport:
         if not reached():
             self.register(self.now() + min(REGISTRATION, self.patience.deadline), reached)
         until = self.now() + self.patience.deadline
+        overdue = f"no answer within {self.patience.deadline:g} s"
         online = self.carrier.nodes()
         open: list[_Open] = []
         for visit in visits:
@@ -273,6 +274,9 @@ class ServerTransport:
                 if came >= enough:
                     break
                 each = waiting.pop(incoming.id)
+                if incoming.message is None and self.now() >= until:
+                    yield _fail(each, overdue)  # the network has dropped the request by then
+                    continue
                 reply = self._next(conversations, each, incoming)
                 if reply is None:
                     open.append(each)
@@ -285,7 +289,7 @@ class ServerTransport:
                 return
             if self.now() >= until:
                 for each in (*open, *waiting.values()):
-                    yield _fail(each, f"no answer within {self.patience.deadline:g} s")
+                    yield _fail(each, overdue)
                 return
             pause = self._rest(pause, bool(received))
 
