@@ -99,6 +99,21 @@ def test_models_of_a_mixture_differ_though_they_begin_alike() -> None:
     assert not same(two, three)
 
 
+def test_first_weights_that_are_not_finite_are_refused_at_once() -> None:
+    net = filled(float("nan"))
+    with refused(r"0\.weight of the module holds values that are not finite; load other weights"):
+        Task.of(net, torch.zeros(2, INPUTS))
+    Task.of(net, torch.zeros(2, INPUTS), start="seed")
+    for persistent in (True, False):
+        net = filled()
+        net.register_buffer("mask", torch.full((3,), -torch.inf), persistent=persistent)
+        if persistent:
+            with refused("mask of the module holds .* constant with persistent=False"):
+                Task.of(net, torch.zeros(2, INPUTS))
+        else:
+            assert "mask" not in Task.of(net, torch.zeros(2, INPUTS)).init(Key(0))
+
+
 # identity ----------------------------------------------------------------------------------------
 
 

@@ -102,8 +102,9 @@ def test_adapters_and_costs_know_them() -> None:
     assert adapted.layout.count == 2 * (6 + 2)
     assert adapted.layout.input.blank(3)[:1].tensors["ids"].shape == (1, 5)  # type: ignore[attr-defined]
     assert isinstance(adapted.planned, str) and "several tensors by name" in adapted.planned
-    with pytest.raises(ValueError, match="several tensors by name"):
-        submodels.trace(adapted)
+    assert submodels.trace(adapted).units == {"classifier.lora_A.weight": 2}
+    with pytest.raises(ValueError, match=r"cannot be traced .*SimpleNamespace"):
+        submodels.trace(task())
     costs = price(fedavg(clients=2), adapted, pool=4, examples=20, classes=2, rounds=1)
     assert costs.rounds == 1
 

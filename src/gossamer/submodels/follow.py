@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from gossamer.submodels.flow import Attended, Call, Flow, Stuck, Traced, Units, Wiring
 from gossamer.submodels.graph import watch_parts
+from gossamer.submodels.recorder import Calls
 from gossamer.task.layout import Layout
 
 LAYERS = ("conv", "linear", "attention", "embedding")
@@ -172,14 +173,26 @@ def follow(
     modules: dict[type[nn.Module], Rule],
     functions: dict[object, Rule],
 ) -> Wiring:
-    """The wiring of a module, by rules for its layers and for functions on tensors."""
-    books = Books(module, layout)
-    calls = watch_parts(module, layout.input.blank(2), lambda part: type(part) in modules)
+    """The wiring of a module, by rules for its layers and for functions on tensors.
+
+    Where its calls can be watched in two ways, it is the one in which more units are removable.
+    """
+    ways = watch_parts(module, layout.input.blank(2), lambda part: type(part) in modules)
+    wirings = [_wiring(Books(module, layout), calls, modules, functions) for calls in ways]
+    return max(wirings, key=lambda wiring: int(wiring.removable.sum()))
+
+
+def _wiring(
+    books: Books,
+    calls: Calls,
+    modules: dict[type[nn.Module], Rule],
+    functions: dict[object, Rule],
+) -> Wiring:
     samples = dict(calls)
     flows: dict[fx.Node, Traced] = {}
     for node, value in calls:
         path = str(node.target) if node.op == "call_module" else ""
-        part = module.get_submodule(path) if node.op == "call_module" else None
+        part = books.module.get_submodule(path) if node.op == "call_module" else None
         call = Call(node, _label(node, part), path, part, value, samples, flows)
         if node.op == "get_attr":
             books.direct.append(str(node.target))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -61,19 +61,36 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def watch_parts(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:
+def watch_parts(
+    module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]
+) -> list[Calls]:
     """The calls of a forward pass, or of those parts of it that can be followed.
+
+    Returns:
+        One list of calls, or two if the forward pass has a part that cannot be traced into: that
+        of the whole, where the part is a single call, and that of all parts one by one.
 
     Raises:
         ValueError: no part can be followed.
     """
     try:
-        return watch(module, example, whole)
+        calls = watch(module, example, whole)
     except ValueError:
         found = record_parts(module, example, whole)
         if not found:
             raise
-        return found
+        return [found]
+    if any(_opaque(module, node, whole) for node, _ in calls):
+        return [each for each in (calls, record_parts(module, example, whole)) if each]
+    return [calls]
+
+
+def _opaque(module: nn.Module, node: fx.Node, whole: Callable[[nn.Module], bool]) -> bool:
+    """Whether a node is the call of a module with parts that its graph does not have."""
+    if node.op != "call_module":
+        return False
+    part = module.get_submodule(str(node.target))
+    return not whole(part) and next(part.children(), None) is not None
 
 
 def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]) -> Calls:
@@ -82,24 +99,23 @@ def watch(module: nn.Module, example: Tensor, whole: Callable[[nn.Module], bool]
     Raises:
         ValueError: the module's own forward cannot be traced.
     """
-    if tensors_of(example) is not None:
-        raise ValueError(
-            f"{type(module).__name__} takes several tensors by name, and units are followed "
-            f"through models of one input only"
-        )
     tensors = [*module.parameters(), *module.buffers()]
     # A copy that shares its tensors, which are only read here.
     shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-    graph = _graph(shared.train(), whole)
+    graph = _graph(shared.train(), whole, tensors_of(example) or ())
     shared.eval()
     with torch.no_grad(), untouched_generators():
         return _run(shared, graph, example)
 
 
-def _graph(module: nn.Module, whole: Callable[[nn.Module], bool]) -> fx.Graph:
+def _graph(
+    module: nn.Module, whole: Callable[[nn.Module], bool], names: Collection[str]
+) -> fx.Graph:
+    """The graph of a module; arguments other than its inputs have their defaults."""
     opaque: set[str] = set()
-    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
-    fixed = {each.name: each.default for each in parameters if each.default is not each.empty}
+    parameters = inspect.signature(module.forward).parameters
+    others = [each for each in parameters.values() if each.name not in (names or [*parameters][:1])]
+    fixed = {each.name: each.default for each in others if each.default is not each.empty}
     while True:
         tracer = _Tracer(whole, opaque)
         try:
@@ -120,11 +136,14 @@ def _graph(module: nn.Module, whole: Callable[[nn.Module], bool]) -> fx.Graph:
 def _run(module: nn.Module, graph: fx.Graph, example: Tensor) -> Calls:
     values: dict[fx.Node, Any] = {}
     calls: Calls = []
+    given = tensors_of(example)
     for node in graph.nodes:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
         match node.op:
+            case "placeholder" if given is not None and node.target in given:
+                value = given[node.target]
             case "placeholder":
-                value = example if not calls else next(iter(node.args), None)
+                value = example if given is None and not calls else next(iter(node.args), None)
             case "get_attr":
                 value = _attribute(module, node.target)
             case "call_module":

@@ -79,6 +79,20 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest(*parts)
 
 
+def check_finite(tensors: Mapping[str, Tensor], layout: Layout) -> None:
+    """Refuses first weights that no message may hold.
+
+    Raises:
+        ValueError: a tensor has values that are not finite.
+    """
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            cure = "load other weights, or draw them with `start=seed`"
+            if name in layout.buffers:
+                cure = "buffers are sent like weights; register a constant with persistent=False"
+            raise ValueError(f"{name} of the module holds values that are not finite; {cure}")
+
+
 def loaded(module: nn.Module, place: str | Path, layout: Layout) -> nn.Module:
     """A copy of a module with the tensors of a file or of a run: all of them, frozen ones too.
 

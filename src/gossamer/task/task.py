@@ -114,8 +114,8 @@ class Task:
         goal = goal_of(goal) if isinstance(goal, str) else goal
         goal = goal if criterion is None else replace(goal, criterion=criterion)
         task = cls(module, goal.trained_by(), layout, start=start, goal=goal, **computed)
-        if start != "seed":
-            _ = task._first  # now, since the module may be changed afterwards
+        if start != "seed":  # now, since the module may be changed afterwards
+            first_weights.check_finite(task._first, layout)
         return task
 
     def blank_labels(self, x: Tensor) -> Tensor:
