@@ -17,7 +17,7 @@ from gossamer.devices.declared import UNDECLARED, timing
 from gossamer.methods import METHODS
 from gossamer.report.kept import read_kept
 from gossamer.report.runs import Run
-from gossamer.report.waiting import together
+from gossamer.report.waiting import Waiting, together
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "devices.svg"
@@ -32,6 +32,8 @@ NAMES = {
 }
 
 
+EARLIER = 0.8
+"""An accuracy that all ways reach."""
 NETWORKS = ("4g", "wifi", "iot")
 """Classes without a source, which the table leaves out."""
 
@@ -48,7 +50,7 @@ def classes() -> str:
                 f"| `{name}` | {each.flops / 1e9:g} | {each.up / 1e6:g} | {each.down / 1e6:g} | "
                 f"{1e3 * each.latency:g} | {each.memory / 1e6:g} |"
             )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def asynchronous() -> str:
@@ -61,7 +63,7 @@ def asynchronous() -> str:
     for reason, names in sorted(reasons.items()):
         lines.append(f"| {', '.join(names)} | {'no: ' + reason if reason else 'yes'} |")
     lines.append("| all others | no: they do not declare that stale replies can be merged |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def read(results: Path = RESULTS) -> dict[str, list[Run]]:
@@ -77,77 +79,82 @@ def scores(run: Run) -> dict[int, float]:
     return run.curve("personal_mean" if run.curve("personal_density") else "global_score")
 
 
-def reached(run: Run) -> tuple[float, float, float] | None:
-    """Virtual minutes, gigabits and rounds until the target; None if it was not reached."""
+def reached(run: Run, target: float = TARGET) -> tuple[float, float, float] | None:
+    """Virtual minutes, gigabits and rounds until a target; None if it was not reached."""
     for at, score in sorted(scores(run).items()):
-        if score >= TARGET and at:
+        if score >= target and at:
             sent = (run.curve("up")[at] + run.curve("down")[at]) / 1e9
             return run.curve("device_seconds")[at] / 60, sent, float(at)
     return None
 
 
-def table(results: Path = RESULTS) -> str:
-    """Minutes, bits and rounds to the target, and how many times fewer than FedAvg."""
+def table(results: Path = RESULTS, target: float = TARGET) -> str:
+    """Minutes, bits and rounds to a target, and how many times fewer than FedAvg with a seed."""
     runs = read(results)
     if not any(runs.values()):
-        return "No runs are kept yet; the command above makes them.\n"
-    first = [each for each in map(reached, runs["fedavg"]) if each]
+        return "No runs are kept yet; the command above makes them."
+    first = [reached(run, target) for run in runs["fedavg"]]
     lines = [
-        "| | virtual minutes to 85 % | times faster than FedAvg | Gbit | times fewer | rounds "
-        "| n |",
-        "|---|---|---|---|---|---|---|",
+        f"| | virtual minutes to {100 * target:.0f} % | times faster than FedAvg | Gbit | "
+        "times fewer | faster / fewer | rounds | n |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for way, some in runs.items():
         if not some:
             continue
-        found = [each for each in map(reached, some) if each]
+        found = [each for run in some if (each := reached(run, target))]
         if len(found) < len(some):
             best = max(max(scores(run).values()) for run in some)
             lines.append(
                 f"| {NAMES[way]} | not reached by {len(some) - len(found)} of {len(some)} "
-                f"(best {100 * best:.1f} %) | – | – | – | – | {len(some)} |"
+                f"(best {100 * best:.1f} %) | – | – | – | – | – | {len(some)} |"
             )
             continue
         minutes, bits, rounds = zip(*found, strict=True)
-        faster, fewer = (_ratio(first, found, place) for place in (0, 1))
+        pairs = [(one, other) for one, other in zip(first, found, strict=False) if one]
+        faster, fewer = ([one[at] / other[at] for one, other in pairs] for at in (0, 1))
+        more = [time / sent for time, sent in zip(faster, fewer, strict=True)]
         lines.append(
-            f"| {NAMES[way]} | {_mean(minutes)} | {faster} | {_mean(bits)} | {fewer} | "
-            f"{_mean(rounds)} | {len(some)} |"
+            f"| {NAMES[way]} | {_mean(minutes)} | {_mean(faster)} | {_mean(bits)} | "
+            f"{_mean(fewer)} | {_mean(more)} | {_mean(rounds)} | {len(some)} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def earlier(results: Path = RESULTS) -> str:
+    """The same to an accuracy that all reach, of FedAvg and the sparse methods."""
+    lines = table(results, EARLIER).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("| FedAvg,", "| FedBuff")))
 
 
 def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
     error = f" ± {stdev(values) / math.sqrt(len(values)):.2g}" if len(values) > 1 else ""
     return f"{fmean(values):.3g}{error}"
 
 
-def _ratio(first: Sequence[Sequence[float]], some: Sequence[Sequence[float]], place: int) -> str:
-    if not first:
-        return "–"
-    return f"{fmean(each[place] for each in first) / fmean(each[place] for each in some):.2g}"
-
-
 def waited(results: Path = RESULTS) -> str:
     """Who was waited for: rounds and time, by class of devices."""
-    runs = read(results)
-    if not any(runs.values()):
-        return "No runs are kept yet; the command above makes them.\n"
+    runs = {way: some for way, some in read(results).items() if some}
+    if not runs:
+        return "No runs are kept yet; the command above makes them."
     lines = [
         f"![Rounds by the class of the device that they waited for](pictures/{PICTURE.name})",
         "",
-        "| | device | asked | merged | too late or spare | rounds that ended with it | "
-        "share of the time spent waiting for it alone |",
-        "|---|---|---|---|---|---|---|",
+        f"| merged of those asked | {' | '.join(CLASSES)} | rounds that ended with each | "
+        "time of waiting for one alone |",
+        "|---|" + "---|" * (len(CLASSES) + 2),
     ]
     for way, some in runs.items():
         total = sum(max(run.curve("device_seconds").values()) for run in some)
-        for name, each in together(run.devices for run in some).items():
-            lines.append(
-                f"| {NAMES[way]} | {name} | {each.parts} | {each.merged} | "
-                f"{each.late + each.spare} | {each.last} | {100 * each.alone / total:.0f} % |"
-            )
-    return "\n".join(lines) + "\n"
+        found = together(run.devices for run in some)
+        each = [found.get(name, Waiting()) for name in CLASSES]
+        merged = " | ".join(f"{one.merged} of {one.parts}" for one in each)
+        last = ", ".join(str(one.last) for one in each)
+        alone = ", ".join(f"{100 * one.alone / total:.0f} %" for one in each)
+        lines.append(f"| {NAMES[way]} | {merged} | {last} | {alone} |")
+    return "\n".join(lines)
 
 
 def pictures(results: Path = RESULTS) -> dict[Path, str]:

@@ -51,11 +51,13 @@ def words(way: str, seed: int, rounds: int) -> list[str]:
 
 def run(way: str, seed: int, rounds: int, results: Path, runs: Path) -> None:
     """Runs once, or goes on, and keeps the result; one that is kept is left alone."""
-    kept, folder = results / f"{way}-seed-{seed}.json", runs / f"{way}-{seed}"
+    kept, folder = (results / f"{way}-seed-{seed}.json").resolve(), runs / f"{way}-{seed}"
+    if folder.is_relative_to(ROOT):  # a kept command is the same on all machines
+        folder = folder.relative_to(ROOT)
     if kept.exists():
         return
     command = words(way, seed, rounds)
-    if (folder / "config.toml").exists():
+    if (ROOT / folder / "config.toml").exists():
         command = ["resume", str(folder)]
     else:
         command += ["--out", str(folder)]
@@ -64,9 +66,10 @@ def run(way: str, seed: int, rounds: int, results: Path, runs: Path) -> None:
         [sys.executable, "-m", "gossamer", *command, "--quiet"],
         check=True,
         stdout=subprocess.DEVNULL,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
-    found = read_run(folder)
+    found = read_run(ROOT / folder)
     keep(found, kept)
     minutes = max(found.curve("device_seconds").values(), default=0.0) / 60
     reached = found.finished.get("reached") or "not reached"
@@ -84,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     for seed in range(options.seeds):
         for way in options.only:
-            run(way, seed, options.rounds, options.results, options.runs)
+            run(way, seed, options.rounds, options.results, options.runs.resolve())
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ PAGES: Mapping[Path, Blocks] = {
         "classes": devices.classes,
         "asynchronous": devices.asynchronous,
         "minutes": devices.table,
+        "earlier": devices.earlier,
         "waited": devices.waited,
         "clock": benchmarks.clock,
         "million": benchmarks.million,

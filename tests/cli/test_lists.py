@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli import COMMANDS
+from gossamer.cli.parsing import Parser, add_settings
+from gossamer.config import Experiment
+from gossamer.engine import Options
 from gossamer.methods import ALGORITHMS, METHODS, PUBLISHED
 from gossamer.models import MODELS
 
@@ -44,6 +47,7 @@ def test_ls_all_adds_published_codes_and_variants_in_groups_of_their_own(
         ("models", "models", "lenet5"),
         ("data", "data sets", "mnist"),
         ("partitions", "partitions", "iid"),
+        ("devices", "devices", "phone-2024"),
     ],
 )
 def test_ls_lists_one_kind(gossamer: Command, kind: str, title: str, name: str) -> None:
@@ -125,6 +129,13 @@ def test_help_lists_every_field_of_the_method(
     text = capsys.readouterr().out
     for option in ("--server-lr", "--beta2", "--bias-correction", "--lr", "--eval-every", "--pool"):
         assert option in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_of_methods_are_options_that_mean_nothing_else(name: str) -> None:
+    parser = Parser("gossamer run")
+    for record in (Experiment(), Options(), METHODS[name]):
+        add_settings(parser, "options", record)
 
 
 def test_a_demo_too_short_for_its_methods_is_refused_in_a_sentence(gossamer: Command) -> None:

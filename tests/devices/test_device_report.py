@@ -106,3 +106,23 @@ def test_budgets_by_memory_give_small_devices_small_models(tmp_path: Path) -> No
 def test_budgets_by_memory_need_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "pdst", *SHORT, "--budgets", "by-memory"]) == 2
     assert "--budgets by-memory needs devices" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_other_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices, hours, out = tmp_path / "devices.csv", tmp_path / "hours.csv", tmp_path / "run"
+    rows = [f"{id},{'mcu' if id % 2 else 'phone-2024'}" for id in range(20)]
+    devices.write_text("\n".join(["client,device", *rows]))
+    hours.write_text("\n".join(["client,from,until", *(f"{id},0,900" for id in range(20))]))
+    words = ["--devices", str(devices), "--availability", f"{hours}@1h", "--out", str(out)]
+    assert main(["run", "fedavg", *SHORT, *words]) == 0
+    longer = ["resume", str(out), "--rounds", "7", "--quiet"]
+    for path in (devices, hours):
+        text = path.read_text()
+        path.write_text(text.replace("mcu", "iot").replace("900", "800"))
+        capsys.readouterr()
+        assert main(longer) == 2
+        assert "is a run of" in (said := capsys.readouterr().err) and "devices" in said
+        path.write_text(text)
+    assert main(longer) == 0

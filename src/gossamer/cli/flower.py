@@ -13,7 +13,7 @@ from gossamer.cli.flower_security import PORT, needs_flower
 from gossamer.cli.parsing import Parser, Refusal, add_settings, given, refusing, say
 from gossamer.config import Config, Experiment, absolute, absolute_paths, find_method
 from gossamer.engine import Options
-from gossamer.engine.conditions import on_network
+from gossamer.engine.conditions import check_partial, on_network
 from gossamer.flower import certs, project, signing
 from gossamer.flower.server import at_server, set_up
 from gossamer.flower.server_transport import Patience
@@ -72,6 +72,8 @@ def _init(arguments: Sequence[str]) -> int:
         patience = fields.replace(Patience(), {**given(Patience(), Namespace(**words)), **real})
         fields.check(patience)
         run = at_server(config) if options.own_data else set_up(config)
+        if patience.partial:
+            check_partial(run)
         experiment, federation = config.experiment, run.federation
         what = (run.method, run.task, federation)
         engine.check(*what, rounds=experiment.rounds, seed=experiment.seed, options=config.options)

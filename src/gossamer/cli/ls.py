@@ -10,10 +10,11 @@ from gossamer import data as datasets
 from gossamer import fields, models
 from gossamer.cli.parsing import Parser, say
 from gossamer.compression import Compressed
+from gossamer.devices import PRESETS, Device
 from gossamer.methods import ALGORITHMS, PUBLISHED, compressed
 from gossamer.report.columns import paragraph, table
 
-KINDS = ("methods", "models", "data", "partitions")
+KINDS = ("methods", "models", "data", "partitions", "devices")
 OWN = {
     "synthetic": "Synthetic(1, 1) of Li et al., generated; synthetic:ALPHA,BETA",
     "npz:FILE": "arrays x and y, or x_train, y_train, x_test, y_test",
@@ -27,7 +28,7 @@ SHOWN = 5
 
 
 def ls(arguments: Sequence[str]) -> int:
-    """`gossamer ls [methods|models|data|partitions] [--all]`: lists the names commands accept."""
+    """`gossamer ls [methods|models|data|partitions|devices] [--all]`: lists names for commands."""
     parser = Parser(prog="gossamer ls", description=ls.__doc__)
     parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list (default: everything)")
     parser.add_argument(
@@ -49,6 +50,8 @@ def ls(arguments: Sequence[str]) -> int:
     if options.kind in (None, "partitions"):
         known = datasets.PARTITIONS.items()
         groups["partitions"] = {name: _first_line(divide) for name, divide in known}
+    if options.kind in (None, "devices"):
+        groups["devices"] = {name: _figures(device) for name, device in PRESETS.items()}
     if options.json:
         print(json.dumps(groups))
         return 0
@@ -108,6 +111,13 @@ def _published() -> dict[str, dict[str, str]]:
         for variants, title in titles.items()
         if any(name.endswith("-variants") == variants for name in PUBLISHED)
     }
+
+
+def _figures(device: Device) -> str:
+    return (
+        f"{device.flops / 1e9:g} GFLOP/s in training, {device.up / 1e6:g} Mbit/s up, "
+        f"{device.down / 1e6:g} down, {device.memory / 1e6:g} MB"
+    )
 
 
 def _first_line(thing: object) -> str:

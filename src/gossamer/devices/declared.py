@@ -31,8 +31,8 @@ MOVING_MASKS = Timing(
     partial=False,
 )
 UNDECLARED = Timing(
-    "does not declare that stale replies can be merged; give it an attribute `timing`, see "
-    "docs/devices.md",
+    "does not declare that stale replies can be merged; use a method that does, such as fedavg, "
+    "pdst or spafl, or give one of your own an attribute `timing` (docs/devices.md)",
     partial=False,
 )
 

@@ -50,6 +50,10 @@ class Abandoned(Exception):
     """The run was asked to stop at once; this client's work is dropped."""
 
 
+class TimeUp(Exception):
+    """A client's time is up: it takes no more steps, and sends what it has."""
+
+
 class RemoteError(Exception):
     """A client's error in another process, of which only one line is known."""
 
@@ -96,6 +100,8 @@ class Request:
     data: bytes
     steps: int | None = None
     """After which the client sends what it has; None: those of its job."""
+    given_up: Callable[[], bool] = lambda: False
+    """Asked before every step; it may raise `TimeUp`."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ class Participant:
                 received,
                 local,
                 augment=run.federation.augment,
-                abandoned=self.abandoned,
+                abandoned=lambda: request.given_up() or self.abandoned(),
                 at=stage.append,
                 dry=run.dry,
             )
@@ -301,7 +307,8 @@ def train(
         down: The request's record.
         local: What the client kept from earlier rounds, or None.
         augment: Changes a batch of inputs.
-        abandoned: Whether to give up; asked before every step.
+        abandoned: Whether to give up; asked before every step. It may raise `TimeUp`, and the
+            client finishes with the steps that it has taken.
         at: Is called with the stage that comes next.
         dry: Whether to skip the steps and only count them.
 
@@ -319,8 +326,11 @@ def train(
         examples = round(len(ctx.own.train) * steps / per_epoch)
         return Trained(method.finish(ctx, work), examples, steps, per_epoch)
     for batch in batches(ctx, job, augment):
-        if abandoned():
-            raise Abandoned
+        try:
+            if abandoned():
+                raise Abandoned
+        except TimeUp:
+            break
         work = method.step(ctx, work, batch)
         examples += batch.y.shape[0]
         steps += 1

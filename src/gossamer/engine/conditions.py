@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer import fields
@@ -14,6 +15,7 @@ from gossamer.devices.durations import seconds
 from gossamer.devices.fleet import Fleet
 from gossamer.devices.selection import Sampling
 from gossamer.engine.options import Options
+from gossamer.wire import fingerprint
 
 if TYPE_CHECKING:
     from gossamer.engine.run_record import Run
@@ -80,6 +82,17 @@ def changed(options: Options) -> dict[str, object]:
     return {name: value for name, value in values.items() if value != getattr(usual, name)}
 
 
+def identity(options: Options) -> dict[str, object]:
+    """The same, with the contents of files in place of their names."""
+    given = changed(options)
+    for name in ("devices", "availability"):
+        text, at, period = getattr(options, name).rpartition("@")
+        path = Path(text if at else period).expanduser()
+        if name in given and path.is_file():
+            given[name] = [fingerprint(path.read_bytes()), period if at else ""]
+    return given
+
+
 def check_text(options: Options) -> None:
     """Raises ValueError if an option cannot be read or lacks another, whatever is run."""
     conditions = Conditions.parse(options)
@@ -97,19 +110,20 @@ def check_text(options: Options) -> None:
         raise ValueError("`partial=` is about clients that miss a deadline; add `deadline='60s'`")
 
 
-def on_network(options: Options) -> tuple[Options, dict[str, float]]:
+def on_network(options: Options) -> tuple[Options, dict[str, float | bool]]:
     """What options mean on a real network, where devices are real and time is.
 
     Returns:
         Options without conditions, and those conditions that a server can keep: the deadline of a
-        round in seconds, and how many times more clients are asked than needed.
+        round in seconds, how many times more clients are asked than needed, and whether clients
+        that run out of time send what they have.
 
     Raises:
         ValueError: A condition can only be simulated.
     """
     given = changed(options)
     for name in given:
-        if name not in ("deadline", "oversample"):
+        if name not in ("deadline", "oversample", "partial"):
             raise ValueError(f"`{name}=` is simulated; on a network devices are real, leave it out")
     conditions, usual = Conditions.parse(options), Options()
     kept = {name: getattr(conditions, name) for name in given}
@@ -123,12 +137,9 @@ def check(run: Run) -> None:
     if run.fleet is None and not run.real_time and (given := changed(run.options)):
         name = next(iter(given))
         raise ValueError(f"`{name}=` needs to know the devices, e.g. `devices='phone-2024'`")
-    conditions, declared = run.conditions, timing(run.method)
-    if conditions.partial and not declared.partial:
-        raise ValueError(
-            f"`partial=`: {run.name} needs whole jobs of its clients; leave it out, or use a "
-            "longer deadline"
-        )
+    conditions = run.conditions
+    if conditions.partial:
+        check_partial(run)
     chosen = not (run.fleet is None or run.fleet.always) or conditions.sampling != Sampling()
     if run.dp and (chosen or conditions.oversample > 1 or conditions.asynchronous):
         raise ValueError(
@@ -139,6 +150,15 @@ def check(run: Run) -> None:
         raise ValueError(f"{run.name} has no setting `clients`, so that nobody can be added to it")
     if conditions.asynchronous is not None:
         _check_asynchronous(run, conditions.asynchronous)
+
+
+def check_partial(run: Run) -> None:
+    """Raises ValueError if a method cannot use the work of clients that ran out of time."""
+    if not timing(run.method).partial:
+        raise ValueError(
+            f"`partial=`: {run.name} needs whole jobs of its clients; leave it out, or use a "
+            "longer deadline"
+        )
 
 
 def _check_asynchronous(run: Run, asked: Asynchronous) -> None:

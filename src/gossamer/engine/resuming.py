@@ -204,8 +204,8 @@ def _check_same(saved: Checkpoint, out: Path, run: str) -> None:
     check_beside(saved, out)
     if saved.run != run:
         raise Unusable(
-            f"{out} is a run of another method, other settings, rounds, seed or first weights; "
-            "resume it with its own, or choose another folder"
+            f"{out} is a run of another method, other devices, other settings, rounds, seed or "
+            "first weights; resume it with its own, or choose another folder"
         )
 
 

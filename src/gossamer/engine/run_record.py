@@ -14,7 +14,8 @@ from gossamer.accounting import Accounting
 from gossamer.core import AnyMethod, Client, Key, budgets_of
 from gossamer.data.federation import Federation
 from gossamer.devices.fleet import Fleet
-from gossamer.engine.conditions import Conditions, changed, fleet_of
+from gossamer.engine.conditions import Conditions, fleet_of
+from gossamer.engine.conditions import identity as conditions_identity
 from gossamer.engine.options import Options
 from gossamer.merge import Rule
 from gossamer.task import CLASSIFICATION, Task
@@ -156,7 +157,7 @@ class Run:
         differing = {name: getattr(self.options, name) for name in names}
         differing = {n: value for n, value in differing.items() if value != getattr(usual, n)}
         protection = [differing] if differing else []
-        conditions = {} if self.real_time else changed(self.options)
+        conditions = {} if self.real_time else conditions_identity(self.options)
         private = [f"dp {self.dp}"] if self.dp else []
         known = [self.task.fingerprints] if self.task.fingerprints else []
         goal = [] if self.task.goal.facts == CLASSIFICATION.facts else [self.task.goal.facts]

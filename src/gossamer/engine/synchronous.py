@@ -45,7 +45,9 @@ class Together:
         else:
             drawn = guard.cohort(ctx, run.pool)
             found = Chosen(drawn, len(drawn), now)
-        shorter = partial(self._shortened, ctx, found.time) if run.conditions.partial else None
+        # On a network clients look at their own clocks.
+        rehearsed = run.conditions.partial and run.fleet is not None
+        shorter = partial(self._shortened, ctx, found.time) if rehearsed else None
         replies = self.ask(ctx, state, found.clients, shorter)
         if run.fleet is None:  # the transport has kept the time
             return Gathered(replies)

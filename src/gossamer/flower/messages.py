@@ -92,7 +92,9 @@ def notice(text: str, over: bool, seconds: float) -> Message:
     return Message({"kind": "notice", "text": text, "over": over, "seconds": seconds})
 
 
-def train(request: Request, run: str, kept: str, explain: bool, seconds: float) -> Message:
+def train(
+    request: Request, run: str, kept: str, explain: bool, seconds: float, partial: bool = False
+) -> Message:
     """Asks a client to train.
 
     Args:
@@ -101,6 +103,7 @@ def train(request: Request, run: str, kept: str, explain: bool, seconds: float) 
         kept: The fingerprint of the state that the client begins with; empty: none.
         explain: Whether to send the schema along, which the node has not seen yet.
         seconds: How long the answer is of use.
+        partial: Whether a client that runs out of time is to send what it has.
     """
     head: dict[str, Any] = {
         "kind": "train",
@@ -110,6 +113,8 @@ def train(request: Request, run: str, kept: str, explain: bool, seconds: float) 
         "kept": kept,
         "seconds": seconds,
     }
+    if partial:
+        head["partial"] = True
     if explain:
         head["schema"] = request.schema.plain()
     return Message(head, request.data)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from gossamer.engine.client import (
     MissingState,
     Participant,
     Request,
+    TimeUp,
     server_ctx,
 )
 from gossamer.engine.evaluate import Evaluator, Figures
@@ -30,6 +34,8 @@ from gossamer.wire import HEADER, Schema, WireError, fingerprint, load, record_t
 
 LONGEST_NOTICE = 1000
 """Characters of what a server may say to a node's owner."""
+IN_TIME = 0.8
+"""The part of a deadline in which a client may train; the rest is for its reply."""
 SHOWN = 3
 """Metrics of a client that its node shows."""
 
@@ -61,7 +67,14 @@ def _told(number: int, client: int, answer: Answer) -> str:
 class Node:
     """Answers a server's messages for some clients, whose states are on the node's disk."""
 
-    def __init__(self, run: Run, folder: Path, clients: Sequence[int]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        clients: Sequence[int],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
         self._run = run
         self._clients = list(clients)
         self._folder = folder
@@ -108,10 +121,22 @@ class Node:
             return messages.explain()
         state = self._state.get(run, client, str(head["kept"]))
         began = str(head["kept"]) if state is not None else ""
-        request = Request(number, client, schema, message.body)
+        request = Request(number, client, schema, message.body, given_up=self._timed(message))
         answer = self._participant.answer(self._task, request, lambda: self._loaded(state))
         journal.note(self._folder, _told(number, client, answer))
         return messages.answered(message, self._kept(run, request, answer, began), began)
+
+    def _timed(self, message: Message) -> Callable[[], bool]:
+        """Ends training after the first step that takes too long, if the server takes parts."""
+        seconds = float(message.head["seconds"]) if message.head.get("partial") else math.inf
+        until, taken = self._now() + IN_TIME * seconds, itertools.count()
+
+        def given_up() -> bool:
+            if next(taken) and self._now() > until:
+                raise TimeUp
+            return False
+
+        return given_up
 
     def _kept(self, run: str, request: Request, answer: Answer, began: str) -> Answer:
         """The answer as it leaves the node: with fingerprints in place of states."""

@@ -15,6 +15,9 @@ class Patience:
     oversample: float = option(
         1.0, "ask for so many times more clients; the first that answer count", least=1
     )
+    partial: bool = option(
+        False, "nodes that would miss the deadline send what they have by four fifths of it"
+    )
     min_replies: int = option(1, "fewest replies; a round with fewer is repeated", least=0)
     nodes: int = option(0, "number of nodes with own keys; 0: keys are not checked", least=0)
     attempts: int = option(10, "attempts at a round before the run is given up", least=1)

@@ -121,6 +121,8 @@ def serve(
             on_client_error="skip",
             checkpoint_every=1,
             oversample=patience.oversample,
+            partial=patience.partial,
+            deadline=f"{patience.deadline}s" if patience.partial else "",
         )
         summary = engine.start(
             replace(run, options=options, secret_noise=True, real_time=True),

@@ -34,7 +34,7 @@ log = logging.getLogger("gossamer.flower")
 SLOWEST = 0.5
 """Longest time between two polls, in seconds."""
 REGISTRATION = 60.0
-"""Seconds in which a new node must register during a run."""
+"""Seconds in which a new node must register: before the first round at least, later at most."""
 FAREWELL = 10.0
 """Seconds in which nodes must confirm a notice; an idle one polls every three."""
 AGAIN = 30.0
@@ -99,7 +99,9 @@ class ServerTransport:
             return len(self.registry.present(self.carrier.nodes())) >= wanted
 
         while True:
-            self.register(min(until, self.now() + self.patience.deadline), enough)
+            # A node that has just started may need longer than a short round lasts.
+            seconds = max(self.patience.deadline, REGISTRATION)
+            self.register(min(until, self.now() + seconds), enough)
             if enough():
                 return
             if self.now() >= until:
@@ -239,6 +241,7 @@ class ServerTransport:
         if not reached():
             self.register(self.now() + min(REGISTRATION, self.patience.deadline), reached)
         until = self.now() + self.patience.deadline
+        overdue = f"no answer within {self.patience.deadline:g} s"
         online = self.carrier.nodes()
         open: list[_Open] = []
         for visit in visits:
@@ -271,6 +274,9 @@ class ServerTransport:
                 if came >= enough:
                     break
                 each = waiting.pop(incoming.id)
+                if incoming.message is None and self.now() >= until:
+                    yield _fail(each, overdue)  # the network has dropped the request by then
+                    continue
                 reply = self._next(conversations, each, incoming)
                 if reply is None:
                     open.append(each)
@@ -283,7 +289,7 @@ class ServerTransport:
                 return
             if self.now() >= until:
                 for each in (*open, *waiting.values()):
-                    yield _fail(each, f"no answer within {self.patience.deadline:g} s")
+                    yield _fail(each, overdue)
                 return
             pause = self._rest(pause, bool(received))
 
@@ -296,9 +302,8 @@ class ServerTransport:
             known = (each.node, request.data[:HEADER]) in self._explained
             each.explained = each.explained or not known
             kept = (conversations.store.raw(request.client) or b"").decode()
-            message = messages.train(
-                request, conversations.run.label, kept, each.explained, seconds
-            )
+            what = (request, conversations.run.label, kept, each.explained, seconds)
+            message = messages.train(*what, self.patience.partial)
             self._traffic.add(message)
             outgoing.append(Outgoing(each.node, "train", message, request.round, seconds))
         return self.carrier.send(outgoing) if outgoing else []

@@ -85,7 +85,7 @@ class FedTiny:
     density: float = option(0.1, "fraction of prunable weights kept", above=0, most=1)
     allocation: sparsity.Allocation = option("uniform", "layer densities that candidates vary")
     candidates: int = option(5, "prunings that clients choose from; 1: no selection", least=1)
-    spread: float = option(0.5, "relative deviation of layer densities, at most", least=0, most=1)
+    deviation: float = option(0.5, "most relative change of layer densities", least=0, most=1)
     adapt: bool = option(True, "adapt BatchNorm statistics of candidates before scoring them")
     select_clients: int = option(10, "clients in selection rounds", least=1)
     select_epochs: float = option(1.0, "epochs of a selection round, at most 1", above=0, most=1)
@@ -159,7 +159,7 @@ class FedTiny:
         layout, key = ctx.task.layout, ctx.common.fold("candidate", number)
         shares = sparsity.allocate(layout, self.density, self.allocation)
         if number:
-            shares = sparsity.perturbed(key, layout, shares, self.spread, self.density)
+            shares = sparsity.perturbed(key, layout, shares, self.deviation, self.density)
         params = ctx.task.init(ctx.common.fold("init"))
         return params, sparsity.largest(params, sparsity.apportion(layout, shares))
 
