@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "widths.json"
 
@@ -12,10 +13,10 @@ MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "widths.json"
 def table() -> str:
     """A row for each budget: what every method shares, then seconds and megabytes of each."""
     found = json.loads(MEASURED.read_text(encoding="utf-8"))
-    methods = found["methods"]
+    methods, job = found["methods"], found["job"]
     heads = [f"`{name}`: {unit}" for name in methods for unit in ("s", "MB")]
     lines = [
-        f"{found['job'][0].upper()}{found['job'][1:]}.\nIn brackets: the ratio to the full model.",
+        fill(f"{job[0].upper()}{job[1:]}. In brackets: the ratio to the full model.", width=120),
         "",
         "| budget | weights | GFLOPs | " + " | ".join(heads) + " |",
         "|---" * (3 + len(heads)) + "|",
