@@ -139,7 +139,7 @@ def test_the_ledger_of_a_run_adds_up(gossamer: Command) -> None:
         ("cost fedavg --wire f8", "--wire is f32 or f16"),
         ("cost fedavg --by weight", "--by: invalid choice: 'weight'"),
         ("run fedavg --wire f32+zst", "did you mean 'zstd'?"),
-        ("run fedavg --network 6g", "--network is one of 4g, wifi, iot"),
+        ("run fedavg --network 6g", "4g, wifi, iot"),
         ("run fedavg --network up=1,down=1,latency=0,flops=0", "needs positive speeds"),
         ("run fedavg --flops-model spaf", "did you mean 'spafl'?"),
     ],

@@ -32,7 +32,7 @@ REFUSALS = {
     "run fedavg --weighting size": "--weighting is one of samples, uniform",
     "run fedavg --mu 0.1": "fedavg has no --mu; methods that have it: fedprox, feddst, random_mask",
     "run fedavg --density 0.1": "fedavg has no --density; methods that have it: lotteryfl, fedspa",
-    "cost fedavg --density 0.1": "and 10 more",
+    "cost fedavg --density 0.1": "and 11 more",
     "run ../bad/:x": "'../bad/' is neither a file nor a module",
     "run fedavg --model ../bad/:x": "'../bad/' is neither a file nor a module",
     "run fedprox --mu -1": "--mu must be at least 0",

@@ -45,7 +45,7 @@ def test_goals_that_a_run_cannot_reach_are_refused_before_it_begins() -> None:
     whole = (METHOD, linear(), Toy(6))
     with refused("needs evaluations"):
         check(*whole, rounds=1, options=Options(until="accuracy=0.5", eval_every=0))
-    with refused("needs a simulated network"):
+    with refused("needs devices, e.g. --devices phone-2024"):
         check(*whole, rounds=1, options=Options(until="device_seconds=5"))
     check(*whole, rounds=1, options=Options(until="device_seconds=5", network="4g"))
 

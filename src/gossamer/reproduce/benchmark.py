@@ -67,6 +67,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "prunefl": {"steps": 16, "adjust_every": 5},
     "fedtiny": {"adjust_every": 3, "adjust_until": 15},
     "fedmef": {"adjust_every": 3, "adjust_until": 15},
+    "fedrts": {"adjust_every": 3, "adjust_until": 15},
     "zerofl": {},
     "ssfl": {},
     "sparsyfed": {},
