@@ -47,7 +47,7 @@ def picture() -> str:
     if sparse_fl.rows():
         rounds = max(rounds for rounds, _ in sparse_fl.rows().values())
         text = (
-            f"Every method after {rounds} rounds, each at a learning rate that was searched on "
+            f"{sparse_fl.methods()} methods after {rounds} rounds, each at a learning rate that was searched on "
             "validation data: [the benchmark](docs/sparse-fl.md), which `gossamer bench sparse-fl` "
             "repeats."
         )

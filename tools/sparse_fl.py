@@ -14,10 +14,6 @@ PICTURE = ROOT / "docs" / "pictures" / "benchmark.svg"
 UNITS = {"bytes": (1e6, "MB sent"), "flops": (1e12, "TFLOP"), "seconds": (1, "seconds of training")}
 assert UNITS.keys() == COSTS.keys()
 NOTHING = "No run is kept yet: `gossamer bench sparse-fl` makes them, and this part of the page."
-ABOUT = (
-    "Accuracy of every method against bytes sent, operations, and seconds of training, "
-    "on Fashion-MNIST and CIFAR-10"
-)
 
 
 @cache
@@ -32,7 +28,14 @@ def rows() -> dict[str, tuple[int, Rows]]:
 
 def image(folder: str) -> str:
     """The picture for a page; what makes it, if there is none."""
-    return f"![{ABOUT}]({folder}/{PICTURE.name})" if rows() else NOTHING
+    about = f"Accuracy of {methods()} methods against bytes, operations and seconds of training"
+    where = " and ".join(benchmark.TITLES[data] for data in rows())
+    return f"![{about}, {where}]({folder}/{PICTURE.name})" if rows() else NOTHING
+
+
+def methods() -> int:
+    """How many methods were run on at least one data set."""
+    return len({method for _, runs in rows().values() for method in runs})
 
 
 def pictures() -> dict[Path, str]:
