@@ -47,8 +47,8 @@ def picture() -> str:
     if sparse_fl.rows():
         rounds = max(rounds for rounds, _ in sparse_fl.rows().values())
         text = (
-            f"{sparse_fl.methods()} methods after {rounds} rounds, each at a learning rate that was "
-            "searched on validation data: [the benchmark](docs/sparse-fl.md), which "
+            f"{sparse_fl.methods()} methods after {rounds} rounds, each at a learning rate that "
+            "was searched on validation data: [the benchmark](docs/sparse-fl.md), which "
             "`gossamer bench sparse-fl` repeats."
         )
         return f"{sparse_fl.image('docs/pictures')}\n\n{prose(text)}"
