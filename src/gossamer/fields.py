@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
+from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -57,9 +58,14 @@ def _is_literal(hint: Any) -> bool:
     return str(get_origin(hint)) == "typing.Literal"
 
 
+@lru_cache(maxsize=512)
+def _hints(record: type) -> dict[str, Any]:
+    return get_type_hints(record)
+
+
 def settings(record: Any, path: tuple[str, ...] = ()) -> Iterator[Setting]:
     """All scalar fields of a dataclass value; nested records are flattened."""
-    hints = get_type_hints(type(record))
+    hints = _hints(record.__class__)
     for field in dataclasses.fields(record):
         if not field.init:
             continue
