@@ -6,7 +6,7 @@ With its defaults `SpaFLVariants` is SpaFL. docs/contradictions.md has the sourc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum, prod
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ from gossamer.methods.parts import masked_training
 from gossamer.methods.spafl import by_layer, column, mask_of, pruned, row_sum
 from gossamer.optim import Training
 from gossamer.task.layout import Layout
+from gossamer.trust.declared import Privacy
 from gossamer.wire import EXACT
 
 NOTHING = torch.zeros(0)
@@ -92,6 +93,12 @@ class SpaFLVariants:
     @property
     def accounting(self) -> Accounting:
         return Accounting(recipients=self.downlink, uncharged="missed,start")
+
+    @property
+    def privacy(self) -> Privacy:
+        unknown = Privacy(refused="follows its authors' codes, which know no noise; use spafl")
+        bounded = self.pruning.clamp and not self.share_norm
+        return replace(unknown, least=0, most=1) if bounded else unknown
 
     def check(self) -> None:
         """Refuses settings that contradict each other, or have no effect."""
