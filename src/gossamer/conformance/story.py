@@ -10,17 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gossamer.arithmetic.model import Model
 from gossamer.conformance.bench import Bench, Broken
 from gossamer.core import (
-    Client,
     Ctx,
-    Data,
-    Ensemble,
     Examples,
     Exchange,
-    Measures,
     Result,
 )
 from gossamer.engine.client import batches
@@ -109,32 +106,34 @@ def story(bench: Bench, seed: int) -> dict[str, bytes]:
 def image(value: object) -> bytes:
     """The bytes of any value; of a context only the data count."""
     match value:
+        case Tensor():
+            return f"{value.dtype}{tuple(value.shape)}".encode() + _bits(value)
+        case None | bool() | int() | float() | str() | bytes():
+            return repr(value).encode()
         case Ctx():
             return image(value.data)
         case Examples():
             return image([value.x, value.y])
-        case Ensemble() | Exchange() | Client() | Data() | Result() | Measures():
-            return image([getattr(value, each.name) for each in dataclasses.fields(value)])
         case Model():
             state = value.moments
             return image([value.params, state.first, state.second, value.masks, value.fixed])
+        case dict():
+            return image([each for pair in value.items() for each in pair])
         case list() | tuple():
             return b"".join(_framed(image(each)) for each in value)
-        case Sequence() if not isinstance(value, str):
+        case Sequence():
             return b""  # a pool, which may have millions of clients
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, each.name) for each in dataclasses.fields(value)]
+        return image([type(value).__qualname__, *parts])
     try:
         return dump(value)
     except TypeError:
-        return _image_of_parts(value)
+        return type(value).__qualname__.encode()  # `Work` need not be a record
 
 
-def _image_of_parts(value: object) -> bytes:
-    """`Work` need not be a record: its tensors and numbers count, of the rest only the type."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return image([getattr(value, each.name) for each in dataclasses.fields(value)])
-    if isinstance(value, dict):
-        return image([each for pair in value.items() for each in pair])
-    return type(value).__qualname__.encode()
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _framed(data: bytes) -> bytes:
