@@ -30,7 +30,7 @@ demo: $(DEMO)
 	$(BIN)/python -m gossamer demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
