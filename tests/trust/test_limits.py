@@ -51,10 +51,19 @@ def test_a_reply_is_measured_field_by_field() -> None:
     down = Down({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0])})
     moved = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([16.0])}
     up = Up(moved, {"a": torch.tensor([6.0, 8.0])}, -0.5)
-    (measured,) = limits.measured([Exchange(Client(7, 1), down, up)]).values()
+    exchange, noted = Exchange(Client(7, 1), down, up), dict[int, Size]()
+    assert list(limits.measured([exchange], noted)) == [exchange]
+    measured = noted[7]
     assert measured.changes == {"Up.params": 5.0, "Up.gradients": 10.0, "Up.score": 0.5}
     # What has no counterpart in the request is compared with all of it.
     assert measured.sent == {"Up.params": 13.0, "Up.gradients": 13.0, "Up.score": 13.0}
+
+
+def test_a_reply_that_was_measured_is_not_read_again() -> None:
+    exchange = Exchange(Client(0, 1), Down({}), None)
+    noted = before = sizes(5.0)
+    assert list(limits.measured([exchange], noted)) == [exchange]
+    assert noted == before
 
 
 def test_a_reply_is_refused_above_the_multiple_of_the_median() -> None:
@@ -301,6 +310,27 @@ def test_a_merge_that_raises_for_most_replies_still_raises(tmp_path: Path) -> No
     run = Run(Broken(fedavg(6)), linear(), Toy(), rounds=2, out=tmp_path)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         start(run)
+
+
+def test_a_merge_that_a_reply_outside_the_limit_breaks_is_repeated_without_it(
+    tmp_path: Path,
+) -> None:
+    merged: list[int] = []
+
+    @dataclass(frozen=True)
+    class Fragile(Overflowing):
+        def merge(self, ctx: Any, state: Any, exchanges: Any) -> Any:
+            kept = list(exchanges)
+            merged.append(ctx.round)
+            if any(bool((each.up.params["weight"] > 1e20).any()) for each in kept):
+                raise OverflowError("too large")
+            return self.inner.merge(ctx, state, kept)
+
+    run = Run(Fragile(fedavg(6)), linear(), Toy(), rounds=3, out=tmp_path)
+    inner = Threads(Workers(run.task, 1))
+    start(run, transport=Spoiling(inner, 1e30, frozenset({2}), frozenset({2})))
+    assert refusals(tmp_path) == [(2, 2, "limit")]
+    assert merged == [1, 2, 2, 3]  # rounds without a refusal are merged once
 
 
 def test_a_run_resumes_with_the_norms_it_had(tmp_path: Path) -> None:

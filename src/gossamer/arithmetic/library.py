@@ -55,6 +55,7 @@ class Library:
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
         self.add = function("add", None, pointer, pointer, integer, real)
         self.square = function("square", real, pointer, pointer, integer)
+        self.places = function("places", integer, pointer, integer, pointer)
         self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 

@@ -86,12 +86,12 @@ class Plan:
         """A model with its frozen parameters."""
         return {**params, **self.constants} if self.constants else params
 
-    def lists(self, name: str, mask: Tensor) -> Lists:
-        """The index lists of a layer's mask."""
-        if mask.shape != self.shapes[name]:
+    def lists(self, name: str, marks: Tensor) -> Lists:
+        """The index lists of a layer's mask, which is in memory order."""
+        if marks.shape != self.shapes[name]:
             wanted = tuple(self.shapes[name])
-            raise ValueError(f"the mask of {name} has the shape {tuple(mask.shape)}, not {wanted}")
-        return Lists(self, self.layers[name].step, mask)
+            raise ValueError(f"the mask of {name} has the shape {tuple(marks.shape)}, not {wanted}")
+        return Lists(self, self.layers[name].step, marks)
 
     def seeds(self, key: Key) -> ctypes.Array[ctypes.c_uint64] | None:
         """Seeds of the dropouts of one training step."""
@@ -130,9 +130,9 @@ def _constants(chain: Chain, constants: Params) -> Params:
 class Lists:
     """Where the non-zeros of a layer are: forward and backward index lists."""
 
-    def __init__(self, plan: Plan, step: int, mask: Tensor) -> None:
+    def __init__(self, plan: Plan, step: int, marks: Tensor) -> None:
         self.library = plan.library
-        marks = in_memory_order(mask != 0)
+        self.marks = marks
         self.handle: int = self.library.lists(plan.handle, step, marks.data_ptr())
         weakref.finalize(self, self.library.free_lists, self.handle)
         self.count: int = self.library.lists_count(self.handle)

@@ -19,7 +19,7 @@ from gossamer.engine.expected import Replies, Reply, refusal
 from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
 from gossamer.trust import limits
-from gossamer.trust.limits import Norms
+from gossamer.trust.limits import Norms, Size
 from gossamer.wire import WireError
 
 PASSES = 10_000
@@ -108,9 +108,16 @@ class Merging:
         Raises:
             Exception: Whatever `merge` raises, if most of the replies alone make it raise that.
         """
-        norms = self._screened(replies, recent)
+        sizes: dict[int, Size] = {}
+        state = self._merge(replies, sizes)  # most rounds have nothing to refuse
+        reasons = self._outside(replies, sizes, recent)
+        for reply in replies:
+            if reply.client.id in reasons:
+                self._refuse(reply, "limit", reasons[reply.client.id])
+        norms = limits.remembered(sizes.values(), recent)
         rest = [reply for reply in replies if reply.event is not None and not self._out(reply)]
-        state = self._merge(rest)
+        if reasons:
+            state = self._merge(rest) if rest else self.state
         while not self._sound(state):
             failed, reason = self.failed, self._reason()
             found = limits.culprits(rest, lambda some: self._sound(self._merge(some)))
@@ -122,25 +129,37 @@ class Merging:
             state = self._merge(rest) if rest else self.state
         return Merged(state, list(self.refused.values()), norms)
 
-    def _screened(self, replies: Sequence[Reply], recent: Norms) -> Norms:
-        """Refuses replies outside the limit."""
-        limit = self.run.options.reply_limit
-        if not limit or self.guard:  # clipped anyway; what others sent must not decide
-            return recent
-        sizes = limits.measured(self.read(replies, self.refused))
-        reasons = limits.outside(sizes, recent, limit)
-        for reply in replies:
-            if reply.client.id in reasons:
-                self._refuse(reply, "limit", reasons[reply.client.id])
-        return limits.remembered(sizes.values(), recent)
+    @property
+    def _limit(self) -> float:
+        """How many times the usual norm a reply may have; 0: it is not measured."""
+        # Private replies are clipped anyway, and what others sent must not decide.
+        return 0 if self.guard else self.run.options.reply_limit
 
-    def _merge(self, replies: Sequence[Reply]) -> Any:
-        """The method's merge; a reply that it refuses is left out. None if it raises."""
+    def _outside(
+        self, replies: Sequence[Reply], sizes: dict[int, Size], recent: Norms
+    ) -> dict[int, str]:
+        """Why replies are refused for their size, by client; measures those not merged too."""
+        if not self._limit:
+            return {}
+        missed = [reply for reply in replies if reply.client.id not in sizes]
+        for _ in limits.measured(self.read(missed, self.refused), sizes):
+            pass
+        return limits.outside(sizes, recent, self._limit)
+
+    def _merge(self, replies: Sequence[Reply], sizes: dict[int, Size] | None = None) -> Any:
+        """The method's merge; a reply that it refuses is left out. None if it raises.
+
+        Args:
+            replies: Of the clients.
+            sizes: Where to note the sizes of replies on the way, while they are in the cache.
+        """
         self.failed = None
         while True:
             reader = self.read(replies, self.refused)
             try:
                 exchanges = self.guard.merged(self.ctx, reader) if self.guard else iter(reader)
+                if sizes is not None and self._limit:
+                    exchanges = limits.measured(exchanges, sizes)
                 exchanges = map(self.rebased, exchanges) if self.rebased else exchanges
                 with merge.by(self.run.rule):
                     return self.run.method.merge(self.ctx, self.state, exchanges)

@@ -203,10 +203,9 @@ class Conversations:
         Returns:
             The server's next state, the replies that were refused, and the norms to remember.
         """
-        decoded: dict[int, Any] = {}
 
         def read(some: Sequence[Reply], refused: dict[int, ClientFailed]) -> Replies:
-            return Replies(self.run, self.expected, ctx, state, some, refused, decoded)
+            return Replies(self.run, self.expected, ctx, state, some, refused)
 
         merging = Merging(self.run, read, ctx, state, self.guard, rebased)
         merged = merging.merged(replies, recent)

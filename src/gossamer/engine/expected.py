@@ -33,14 +33,11 @@ from gossamer.wire import (
     flatten,
     held,
 )
-from gossamer.wire.dense import dense
 
 EXAMPLES = 2
 """Of the blank client: the fewest that batch normalisation accepts."""
 NOBODY = -1
 """The id in the randomness of the blank client."""
-ROOM = 2**26
-"""Bytes of messages whose records are kept while a round is merged; others are decoded again."""
 KEPT = 256
 """Kinds of requests whose reply schemas are remembered."""
 
@@ -145,8 +142,7 @@ class Replies:
     """Exchanges in the order of client ids, decoded one at a time from bytes alone.
 
     A reply that cannot be read is left out and added to `refused`. Masks may come as revisions of
-    those in the request or in the server's state. As many as there is room for are kept in
-    `decoded`, for the next time that the same replies are read.
+    those in the request or in the server's state.
     """
 
     def __init__(
@@ -157,7 +153,6 @@ class Replies:
         state: Any,
         replies: Sequence[Reply],
         refused: dict[int, ClientFailed],
-        decoded: dict[int, Any] | None = None,
     ) -> None:
         self.last: Reply | None = None
         """The one whose exchange was handed out last."""
@@ -167,17 +162,11 @@ class Replies:
         self._state = state
         self._replies = replies
         self._refused = refused
-        self._decoded = {} if decoded is None else decoded
-        self._room = ROOM if decoded is not None else 0
 
     def __iter__(self) -> Iterator[Exchange[Any, Any]]:
         wire = self._run.wire
         for reply in self._replies:
             if reply.event is None or reply.client.id in self._refused:
-                continue
-            if reply.client.id in self._decoded:
-                self.last = reply
-                yield Exchange(reply.client, reply.down, self._decoded[reply.client.id])
                 continue
             schemas = self._expected(self._ctx, reply.down)
             try:
@@ -188,11 +177,6 @@ class Replies:
                 self._refused[reply.client.id] = refusal(reply, problem)
                 continue
             self.last = reply
-            # To decode a dense record again takes no longer than to fetch it from memory.
-            if not dense(schema, wire):
-                self._room -= len(reply.data)
-                if self._room >= 0:
-                    self._decoded[reply.client.id] = up
             yield Exchange(reply.client, reply.down, up)
 
     def _known(self, client: Client) -> object:

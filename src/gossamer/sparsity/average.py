@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gossamer.arithmetic.sums import add
 from gossamer.core import Masks, Params
 from gossamer.merge import RULE, Reply, Rule
 from gossamer.sparsity.allocation import Densities
@@ -136,10 +137,10 @@ class _Sum:
                 f"clients must agree on what is masked"
             )
         if mask is None or self.owned is None:
-            self.total.add_(tensor, alpha=share)
+            add(self.total, tensor, share)
             self.weight.add_(share)
             return
-        self.total.add_(torch.where(mask, tensor, 0), alpha=share)
+        add(self.total, torch.where(mask, tensor, 0), share)
         self.weight.add_(mask if self.by_owner else 1, alpha=share)
         self.owned.logical_or_(mask)
 

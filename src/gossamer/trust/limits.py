@@ -8,7 +8,7 @@ is not finite is never accepted: the replies that caused it are found by bisecti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, TypeAlias, TypeVar
@@ -43,16 +43,21 @@ class Size:
     sent: Mapping[str, float]
 
 
-def measured(exchanges: Iterable[Exchange[Any, Any]]) -> dict[int, Size]:
-    """The norms of replies, by client; a request that several were sent is read once."""
-    sizes: dict[int, Size] = {}
+def measured(
+    exchanges: Iterable[Exchange[Any, Any]], sizes: dict[int, Size]
+) -> Iterator[Exchange[Any, Any]]:
+    """Hands exchanges on, and notes the norms of replies in `sizes`, by client.
+
+    A request that several clients were sent is read once, and a reply that is noted not again.
+    """
     down, requested, sent = None, Leaves(), dict[str, float]()
     for exchange in exchanges:
         if exchange.down is not down:
             down, requested = exchange.down, leaves_of(exchange.down)
             sent = _squares(requested)
-        sizes[exchange.client.id] = size(exchange, requested, sent)
-    return sizes
+        if exchange.client.id not in sizes:
+            sizes[exchange.client.id] = size(exchange, requested, sent)
+        yield exchange
 
 
 def size(exchange: Exchange[Any, Any], requested: Leaves, sent: Mapping[str, float]) -> Size:

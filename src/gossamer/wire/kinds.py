@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.arithmetic.places import places
 from gossamer.core import Key, Masks, Params
 from gossamer.wire.errors import WireError
 
@@ -120,7 +121,7 @@ class Levels:
 def pack(params: Params, masks: Masks) -> Packed:
     """Packs the values at the True entries of masks; a tensor without a mask is packed in full."""
     values = {
-        name: tensor[masks[name]] if name in masks else tensor.flatten()
+        name: _kept(tensor, masks[name]) if name in masks else tensor.flatten()
         for name, tensor in params.items()
     }
     return Packed(values, {name: tuple(tensor.shape) for name, tensor in params.items()})
@@ -140,14 +141,24 @@ def unpack(packed: Packed, masks: Masks) -> Params:
             tensors[name] = values.reshape(shape)
             continue
         mask = masks[name]
-        kept = int(mask.sum())
-        if kept != values.numel() or tuple(mask.shape) != shape:
+        found = places(mask)
+        if len(found) != values.numel() or tuple(mask.shape) != shape:
             raise WireError(
-                f"{name} came with {values.numel()} values for a mask that keeps {kept} of "
+                f"{name} came with {values.numel()} values for a mask that keeps {len(found)} of "
                 f"{mask.numel()}; sender and receiver have different masks"
             )
-        tensors[name] = torch.zeros(shape, dtype=values.dtype).masked_scatter_(mask, values)
+        full = torch.zeros(mask.numel(), dtype=values.dtype)
+        tensors[name] = full.scatter_(0, found, values).view(shape)
     return tensors
+
+
+def _kept(tensor: Tensor, mask: Tensor) -> Tensor:
+    """The values at the True entries of a mask, row by row."""
+    if mask.shape != tensor.shape:
+        raise IndexError(
+            f"a mask of shape {tuple(mask.shape)} does not fit a tensor of {tuple(tensor.shape)}"
+        )
+    return tensor.reshape(-1).index_select(0, places(mask).to(tensor.device))
 
 
 def fingerprint_of(masks: Masks) -> bytes:

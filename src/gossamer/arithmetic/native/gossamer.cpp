@@ -82,6 +82,25 @@ double gossamer_square(const float* __restrict__ values, const float* __restrict
   return lanes[0];
 }
 
+// Where `count` bytes are not zero, in order; returns how many. `to` has room for one more. Most bytes of a sparse mask
+// are zero: eight at a time are passed over.
+int64_t gossamer_places(const uint8_t* mask, int64_t count, int64_t* to) {
+  int64_t* next = to;
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    uint64_t eight;
+    memcpy(&eight, mask + i, 8);
+    if (!eight) continue;
+    for (int64_t j = i; j < i + 8; j++) {
+      *next = j;  // a store that is sometimes in vain is cheaper than a branch that is hard to foresee
+      next += mask[j] != 0;
+    }
+  }
+  for (; i < count; i++)
+    if (mask[i]) *next++ = i;
+  return next - to;
+}
+
 // Rows of bytes as inputs of a model, byte * factor + offset, rounded twice as by torch.
 void gossamer_scale(const uint8_t* bytes, int64_t rows, int64_t size, const float* __restrict__ factor,
                     const float* __restrict__ offset, float* __restrict__ to) {
