@@ -1,6 +1,7 @@
 """A training step of the package's own kernels, over one of masked-dense torch.
 
-One thread, medians of interleaved turns, one process for each build of the kernels. The first
+One thread, medians of interleaved turns, one process for each build of the kernels. Beside the
+build for AVX2, torch is held to AVX2 too, as on a processor that has no more. The first
 convolution and the head are dense, as the papers keep them; all other layers have one density. The
 memory is what a step needs beside the batch: activations and their gradients, parameters, gradients
 and momentum, as the kernels hold them and as torch allocates them.
@@ -40,6 +41,14 @@ MODELS: dict[str, tuple[tuple[int, int, int], int]] = {
     "mlp": (GREY, 16),
     "mlp:hidden=1000x1000": (GREY, 16),
 }
+TORCH = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }
+}
+"""Variables that hold torch and its libraries to the instructions of a build."""
 TRAINING = gs.Training(momentum=0.9, lr=0.01)
 
 
@@ -52,7 +61,7 @@ def measure() -> dict[str, object]:
     for build in BUILDS[BUILDS.index(best) : -1] or [best]:
         if (FOLDER / f"kernels_{build}.so").is_file():
             command = [sys.executable, "-m", "benchmarks.arithmetic"]
-            environment = {**os.environ, VARIABLE: build}
+            environment = {**os.environ, VARIABLE: build, **TORCH.get(build, {})}
             text = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
             builds[build] = json.loads(text.stdout)
     return {
@@ -150,7 +159,7 @@ def _memory(dense: gs.Task, sparse: gs.Task, batch: Batch) -> dict[str, float]:
     own = {tensor.untyped_storage().data_ptr() for tensor in model.params.values()}
     activations = sum(size for place, size in saved.items() if place not in own)
     masks = _masks(sparse, 0.05)
-    packed = _start(sparse, masks)
+    packed = _start(sparse.copy(), masks)  # whose memory has not grown for dense layers
     packed.step(batch, TRAINING, 0.01)
     assert packed._packed is not None
     held = [packed._packed.values, packed._packed.grads, packed._packed.velocity]

@@ -2,7 +2,9 @@
 
 `gossamer run` with two workers, in turns; seconds are those that clients report in the log. Round 1
 is left out: SPDST's is the probe. FedAvg is run as it is, where small dense models have kernels of
-their own too, and with torch. LeNet is also run by one worker, for the speed-up of two.
+their own too, and with torch. LeNet is also run by one worker, for the speed-up of two, and by two
+processes at once with one worker each: they share nothing but the machine, so two workers can
+hardly do better.
 """
 
 import json
@@ -11,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gossamer.data.sources import SOURCES
@@ -55,9 +58,15 @@ def measure() -> dict[str, object]:
             "command": " ".join(["gossamer run", *METHODS["spdst"], *options]),
         }
     words = [*METHODS["spdst"], *JOBS["lenet5_caffe"]]
-    alone = [_run(words, workers=1)[1] for _ in range(TURNS)]
-    both = [_run(words, workers=2)[1] for _ in range(TURNS)]
-    found["two_workers_over_one"] = round(statistics.median(alone) / statistics.median(both), 2)
+    alone, both, apart = [], [], []
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(TURNS):
+            alone.append(_run(words, workers=1)[1])
+            both.append(_run(words, workers=2)[1])
+            processes = pool.map(lambda _: _run(words, workers=1)[1], range(2))
+            apart.append(statistics.mean(processes) / 2)
+    for name, taken in (("two_workers_over_one", both), ("two_processes_over_one", apart)):
+        found[name] = round(statistics.median(alone) / statistics.median(taken), 2)
     return found
 
 

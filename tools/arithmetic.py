@@ -16,17 +16,19 @@ DENSITIES = ("0.5", "0.2", "0.1", "0.05", "0.02", "0.01")
 
 
 def steps(found: dict[str, Any]) -> str:
-    """The best build's speed-up for each model."""
-    build, models = next(iter(found["builds"].items()))
-    lines = [
-        f"| {build} | " + " | ".join(DENSITIES) + " | dense, MB | sparse, MB |",
-        "|---" * (len(DENSITIES) + 3) + "|",
-    ]
-    for name, row in models.items():
-        cells = [f"{row['by_rule'][density]:.2f}" for density in DENSITIES]
-        memory = [f"{row['memory_mb'][key]:.1f}" for key in ("torch_dense", "kernels_0.05")]
-        lines.append(f"| {name} | " + " | ".join([*cells, *memory]) + " |")
-    return "\n".join(lines)
+    """The speed-up for each model, one table for each build; memory is that of the best one."""
+    tables = []
+    for build, models in found["builds"].items():
+        columns = [build, *DENSITIES] if tables else [build, *DENSITIES, "dense, MB", "sparse, MB"]
+        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for name, row in models.items():
+            cells = [name, *(f"{row['by_rule'][density]:.2f}" for density in DENSITIES)]
+            if not tables:
+                memory = row["memory_mb"]
+                cells += [f"{memory[key]:.1f}" for key in ("torch_dense", "kernels_0.05")]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def spafl(found: dict[str, Any]) -> str:

@@ -223,7 +223,14 @@ def page() -> str:
 
 def training() -> str:
     """Seconds of local training of whole runs, sparse and dense."""
-    return arithmetic.training(read("training"))
+    found = read("training")
+    workers = prose(
+        f"SPDST with LeNet takes {found['two_workers_over_one']:.2f} times as long with one worker "
+        "as with two. Two processes at once, which share nothing but the machine, do "
+        f"{found['two_processes_over_one']:.2f} times the work of one: memory is shared, and the "
+        "server merges while no client trains."
+    )
+    return f"{arithmetic.training(found)}\n\n{workers}"
 
 
 def gated() -> str:

@@ -53,6 +53,12 @@ bool finite(const std::vector<float>& all) {
   return std::all_of(all.begin(), all.end(), [](float each) { return std::isfinite(each); });
 }
 
+// Whether a mask has as many indices as its lists, with no more room than they need.
+bool indices_fit(void* lists, const std::vector<uint8_t>& mask) {
+  std::vector<int64_t> indices((size_t)gossamer_lists_count(lists) + 1);
+  return gossamer_indices(mask.data(), (int64_t)mask.size(), indices.data()) + 1 == (int64_t)indices.size();
+}
+
 // Trains and evaluates a model once; false if a result is not a number.
 bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool everywhere) {
   const Header& h = model.header;
@@ -64,7 +70,9 @@ bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool ever
     for (int64_t s = 0; s < h.steps; s++)
       if (model.steps[s].weight == p && (model.steps[s].kind == CONVOLUTION || model.steps[s].kind == LINEAR) && kind) {
         const size_t row = count / (size_t)model.values[model.steps[s].output].channels;
-        lists[p] = gossamer_lists(plan, s, mask_of(kind, count, row).data());
+        const std::vector<uint8_t> mask = mask_of(kind, count, row);
+        lists[p] = gossamer_lists(plan, s, mask.data());
+        if (!gossamer_lists_fit(lists[p], mask.data(), (int64_t)count) || !indices_fit(lists[p], mask)) return false;
       }
     const std::vector<float> full = numbers(count, p < h.trained ? -1.f : .5f, 1);  // variances are positive
     std::vector<float> packed(lists[p] ? (size_t)gossamer_lists_count(lists[p]) : count);

@@ -174,3 +174,16 @@ def test_activations_have_memory_of_their_own(name: str) -> None:
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     gradients = [v.grad_offset for v in where.values if v.grad_offset != NONE]
     assert min(gradients) >= spans[-1][1]
+
+
+def test_equal_masks_share_their_lists_and_others_do_not() -> None:
+    task = Task.of(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.zeros(2, 6))
+    native = task._native
+    assert native is not None
+    mask = torch.rand(5, 6, generator=torch.Generator().manual_seed(1)) < 0.4
+    lists = native.lists("0.weight", mask)
+    assert native.lists("0.weight", mask.clone()) is lists
+    moved = mask.roll(1)  # as many weights, in other places
+    assert native.lists("0.weight", moved) is not lists
+    fewer = moved & (torch.arange(30).view(5, 6) > moved.flatten().nonzero()[0])
+    assert native.lists("0.weight", fewer).count == lists.count - 1

@@ -41,6 +41,7 @@ class Library:
         self.free_workspace = function("free_workspace", None, pointer)
         self.lists = function("lists", pointer, pointer, integer, pointer)
         self.lists_count = function("lists_count", integer, pointer)
+        self.lists_fit = function("lists_fit", integer, pointer, pointer, integer)
         self.free_lists = function("free_lists", None, pointer)
         self.pack = function("pack", None, pointer, pointer, pointer)
         self.unpack = function("unpack", None, pointer, pointer, pointer)
@@ -55,7 +56,7 @@ class Library:
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
         self.add = function("add", None, pointer, pointer, integer, real)
         self.square = function("square", real, pointer, pointer, integer)
-        self.places = function("places", integer, pointer, integer, pointer)
+        self.indices = function("indices", integer, pointer, integer, pointer)
         self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)
         self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
 

@@ -43,10 +43,8 @@ class Native:
         """The index lists of a mask; those of the last mask are kept."""
         held = self._lists.get(name)
         if held is None or held[0] is not mask or held[1] != version(mask):
-            marks = in_memory_order(mask != 0)
             # Clients of a round often have equal masks, each a copy of its own.
-            same = held is not None and torch.equal(held[2].marks, marks)
-            lists = held[2] if held is not None and same else self.plan.lists(name, marks)
+            lists = self.plan.lists(name, mask, held[2] if held else None)
             held = self._lists[name] = (mask, version(mask), lists)
         return held[2]
 

@@ -86,11 +86,14 @@ class Plan:
         """A model with its frozen parameters."""
         return {**params, **self.constants} if self.constants else params
 
-    def lists(self, name: str, marks: Tensor) -> Lists:
-        """The index lists of a layer's mask, which is in memory order."""
-        if marks.shape != self.shapes[name]:
+    def lists(self, name: str, mask: Tensor, known: Lists | None = None) -> Lists:
+        """The index lists of a layer's mask: those that are known, if they are."""
+        if mask.shape != self.shapes[name]:
             wanted = tuple(self.shapes[name])
-            raise ValueError(f"the mask of {name} has the shape {tuple(marks.shape)}, not {wanted}")
+            raise ValueError(f"the mask of {name} has the shape {tuple(mask.shape)}, not {wanted}")
+        marks = in_memory_order(mask != 0)
+        if known is not None and known.fit(marks):
+            return known
         return Lists(self, self.layers[name].step, marks)
 
     def seeds(self, key: Key) -> ctypes.Array[ctypes.c_uint64] | None:
@@ -132,10 +135,13 @@ class Lists:
 
     def __init__(self, plan: Plan, step: int, marks: Tensor) -> None:
         self.library = plan.library
-        self.marks = marks
         self.handle: int = self.library.lists(plan.handle, step, marks.data_ptr())
         weakref.finalize(self, self.library.free_lists, self.handle)
         self.count: int = self.library.lists_count(self.handle)
+
+    def fit(self, marks: Tensor) -> bool:
+        """Whether these are the lists of a mask of the same layer, in memory order."""
+        return bool(self.library.lists_fit(self.handle, marks.data_ptr(), marks.numel()))
 
     def pack(self, weights: Tensor) -> Tensor:
         """The weights at the non-zeros; `weights` are in memory order."""

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gossamer.arithmetic.places import places
+from gossamer.arithmetic.indices import true_indices
 from gossamer.core import Key, Masks, Params
 from gossamer.wire.errors import WireError
 
@@ -141,7 +141,7 @@ def unpack(packed: Packed, masks: Masks) -> Params:
             tensors[name] = values.reshape(shape)
             continue
         mask = masks[name]
-        found = places(mask)
+        found = true_indices(mask)
         if len(found) != values.numel() or tuple(mask.shape) != shape:
             raise WireError(
                 f"{name} came with {values.numel()} values for a mask that keeps {len(found)} of "
@@ -158,7 +158,7 @@ def _kept(tensor: Tensor, mask: Tensor) -> Tensor:
         raise IndexError(
             f"a mask of shape {tuple(mask.shape)} does not fit a tensor of {tuple(tensor.shape)}"
         )
-    return tensor.reshape(-1).index_select(0, places(mask).to(tensor.device))
+    return tensor.reshape(-1).index_select(0, true_indices(mask).to(tensor.device))
 
 
 def fingerprint_of(masks: Masks) -> bytes:

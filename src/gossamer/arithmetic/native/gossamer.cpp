@@ -1,4 +1,6 @@
 // The C interface of the kernels. Handles are pointers that the caller frees.
+#include <algorithm>
+
 #include "execution.h"
 #include "single_model.h"
 
@@ -39,6 +41,13 @@ void* gossamer_lists(void* plan, int64_t step, const uint8_t* mask) {
   return new Lists(make_lists(p.geometry(p.steps[step]), mask));
 }
 int64_t gossamer_lists_count(void* lists) { return ((Lists*)lists)->forward.count(); }
+// 1 if the lists are those of a mask of `count` weights.
+int64_t gossamer_lists_fit(void* lists, const uint8_t* mask, int64_t count) {
+  const std::vector<int32_t>& places = ((Lists*)lists)->places;
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; i++) kept += mask[i] != 0;
+  return kept == (int64_t)places.size() && std::all_of(places.begin(), places.end(), [&](int32_t at) { return mask[at]; });
+}
 void gossamer_free_lists(void* lists) { delete (Lists*)lists; }
 
 // Between all weights and those of the lists.
@@ -82,9 +91,9 @@ double gossamer_square(const float* __restrict__ values, const float* __restrict
   return lanes[0];
 }
 
-// Where `count` bytes are not zero, in order; returns how many. `to` has room for one more. Most bytes of a sparse mask
-// are zero: eight at a time are passed over.
-int64_t gossamer_places(const uint8_t* mask, int64_t count, int64_t* to) {
+// The indices of bytes that are not zero, in order; returns how many. `to` has room for one more. Most bytes of a
+// sparse mask are zero: eight at a time are passed over.
+int64_t gossamer_indices(const uint8_t* mask, int64_t count, int64_t* to) {
   int64_t* next = to;
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
