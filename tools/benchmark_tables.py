@@ -233,6 +233,12 @@ def training() -> str:
     return f"{arithmetic.training(found)}\n\n{workers}"
 
 
+def swat() -> str:
+    """A step of SWAT by the kernels, over torch's."""
+    found = read("swat")["times_as_fast"]
+    return markdown(list(found), [[f"{each:.1f}" for each in found.values()]])
+
+
 def gated() -> str:
     """A client's step of FedSparse without pruned groups, over the same with the whole model."""
     rows = [

@@ -47,7 +47,10 @@ PAGES: Mapping[Path, Blocks] = {
         "taken-out": benchmarks.gated,
     },
     DOCS / "fedpm.md": {"fedpm": lambda: papers.study("small", "fedpm")},
-    DOCS / "zerofl.md": {"zerofl": lambda: papers.study("small", "zerofl")},
+    DOCS / "zerofl.md": {
+        "zerofl": lambda: papers.study("small", "zerofl"),
+        "swat": benchmarks.swat,
+    },
     DOCS / "priors.md": {
         "priors": lambda: papers.study("small", "fed", "laplace", "mixture", without="fedpm")
     },

@@ -84,9 +84,11 @@ bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool ever
     marks.push_back(mask_of(RANDOM, packed.size(), 1));
   }
   std::vector<Param> params;
+  std::vector<float> cuts((size_t)h.params, -1.f);
   for (int64_t p = 0; p < h.params; p++)
     params.push_back({values[p].data(), p < h.trained ? grads[p].data() : nullptr, velocity[p].data(), anchors[p].data(),
-                      (int64_t)values[p].size(), p % 2 ? marks[p].data() : nullptr, (Lists*)lists[p], everywhere});
+                      (int64_t)values[p].size(), p % 2 ? marks[p].data() : nullptr, (Lists*)lists[p], everywhere,
+                      everywhere ? &cuts[p] : nullptr, 1, 3});
 
   const Value& input = model.values[h.input];
   const int64_t classes = model.values[h.output].channels, pixels = input.height * input.width;

@@ -9,6 +9,8 @@ import ctypes
 import math
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -19,6 +21,16 @@ from gossamer.arithmetic.plan import Lists, Plan, in_memory_order
 from gossamer.arithmetic.structs import CCall, CParam
 from gossamer.core import Batch, Masks, Params
 from gossamer.task.task import CHUNK
+
+
+@dataclass(frozen=True)
+class InputCut:
+    """Which inputs of a layer the gradient of its weights reads."""
+
+    least: Tensor
+    """The smallest magnitude, one float32; if it is negative, it is found and written here."""
+    share: Fraction
+    """The part of the inputs that is as large."""
 
 
 class Native:
@@ -77,7 +89,12 @@ class Native:
     # calls -------------------------------------------------------------------------------------
 
     def gradients(
-        self, params: Params, batch: Batch, masks: Masks, everywhere: bool
+        self,
+        params: Params,
+        batch: Batch,
+        masks: Masks,
+        everywhere: bool,
+        cuts: Mapping[str, InputCut] | None = None,
     ) -> tuple[float, Params]:
         """The loss, and gradients in the memory order of their parameters.
 
@@ -86,6 +103,7 @@ class Native:
             batch: a batch of at least one example.
             masks: where weights may differ from zero, by name.
             everywhere: whether gradients of masked weights are wanted too; otherwise they are zero.
+            cuts: layers whose gradients read their largest inputs only, which needs `everywhere`.
         """
         lists = self.sparse_layers(masks, batch.full or len(batch.y))
         params = self.plan.whole(params)
@@ -113,6 +131,9 @@ class Native:
                     entry.grad = packed[name].data_ptr()
             else:
                 entry.values = tensor.data_ptr()
+            if cuts and name in cuts:
+                entry.input_cut, share = cuts[name].least.data_ptr(), cuts[name].share
+                entry.share_numerator, entry.share_denominator = share.numerator, share.denominator
         call = self._call(table, batch.x, batch.y)
         call.training = call.backward = 1
         held_seeds = self.plan.seeds(batch.key)

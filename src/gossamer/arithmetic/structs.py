@@ -64,6 +64,8 @@ class CParam(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         ("lists", ctypes.c_void_p),
         ("everywhere", ctypes.c_int64),
+        ("input_cut", ctypes.c_void_p),
+        *_integers("share_numerator", "share_denominator"),
     ]
 
 

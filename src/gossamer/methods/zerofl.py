@@ -111,7 +111,9 @@ class ZeroFL:
         own = self.sparse(ctx)
         if batch.step % self.period == 0:
             swat.forget(own.task, work.params)
-        return dense_model.step(own, self.training, work, batch)  # TrainLocally of Algorithm 1
+        found = swat.gradients(ctx.task, own.task, work.params, batch, self.density)
+        dense_model.descend(self.training, work, batch, *found)  # TrainLocally of Algorithm 1
+        return work
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, None]:
         names = ctx.task.layout.prunable

@@ -4,9 +4,11 @@ Raihan, Aamodt: Sparse weight activation training. NeurIPS 2020. https://arxiv.o
 
 The forward pass uses the largest weights and all inputs. In the backward pass, the gradient of the
 inputs uses the same weights; the gradient of the weights uses the largest inputs and is dense, so
-that small weights can grow. Kernels are dense here: costs are computed from densities.
+that small weights can grow. The package's own kernels compute both passes at the largest weights;
+where they do not, torch computes with dense tensors that have zeros. Costs follow from densities.
 
     sparse = sparse_task(task, 0.1)  # for training; parameters have the names of `task`
+    gradients(task, sparse, params, batch, 0.1)
     active(params, task.layout.prunable, 0.1)  # to evaluate with `task` itself
 """
 
@@ -18,12 +20,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from gossamer.core import Masks, Params
+from gossamer.arithmetic.native import InputCut
+from gossamer.core import Batch, Masks, Params
+from gossamer.sparsity.counts import as_fraction
 from gossamer.sparsity.swat_layers import CUTS, UNKNOWN, SparseLayer, above, cut
 from gossamer.task import Task
 from gossamer.task.layout import Leaf
+from gossamer.task.task import Gradients
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _lock = threading.Lock()
@@ -47,9 +53,6 @@ def _largest(values: Tensor, density: float) -> Tensor:
     return above(values, cut(values, density))
 
 
-# layers -------------------------------------------------------------------------------------------
-
-
 # tasks --------------------------------------------------------------------------------------------
 
 
@@ -66,6 +69,35 @@ def sparse_task(task: Task, density: float) -> Task:
         with _lock:
             _known[task] = known
     return known[1]
+
+
+def gradients(task: Task, sparse: Task, params: Params, batch: Batch, density: float) -> Gradients:
+    """Loss and gradients of a sparse task, by the kernels where they compute its model.
+
+    Args:
+        task: the task without sparse layers.
+        sparse: the same with them.
+        params: all tensors of the sparse task; cuts are found and updated in place.
+        batch: the examples.
+        density: the share of weights and activations that layers compute with.
+    """
+    known = {name: params.get(f"{name.rpartition('.')[0]}.{CUTS}") for name in task.layout.prunable}
+    held = {name: each for name, each in known.items() if each is not None}
+    if len(held) < len(known):  # a layer that is the whole module, or has several names
+        return sparse.gradients(params, batch)
+    used = {name: params[name] for name in task.layout.leaves}
+    for name, both in held.items():
+        if both[0] < 0:
+            both[0] = cut(params[name], density)
+        used[name] = above(params[name], float(both[0]))
+    masks = {name: used[name] != 0 for name in held}
+    native = task.native_for(masks, batch)
+    if native is None:
+        return sparse.gradients(params, batch)
+    share = as_fraction(density)
+    inputs = {name: InputCut(both[1:], share) for name, both in held.items()}
+    loss, grads = native.gradients(used, batch, masks, True, inputs)
+    return Gradients(torch.tensor(loss), grads)
 
 
 def cuts(task: Task) -> list[str]:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from gossamer.arithmetic.library import library
 from gossamer.sparsity import as_fraction
 from gossamer.sparsity.algebra import magnitudes, ranked
 
@@ -28,15 +29,22 @@ def cut(values: Tensor, density: float) -> float:
     >>> cut(torch.tensor([3.0, -0.5, 2.0, 0.1]), 0.5)
     2.0
     """
+    share, kernels = as_fraction(density), library()
+    if kernels and values.dtype == torch.float32 and values.is_cpu:
+        last = values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
+        numbers = values.detach() if last else values.detach().contiguous()  # in any order
+        given = (numbers.data_ptr(), numbers.numel(), share.numerator, share.denominator)
+        return float(kernels.cut(*given))
     sizes = magnitudes(values)
     if not len(sizes):
         return 0.0
-    place = len(sizes) - max(ceil(as_fraction(density) * len(sizes)), 1)
+    place = len(sizes) - max(ceil(share * len(sizes)), 1)
     return ranked(sizes, place)
 
 
 def above(values: Tensor, least: float) -> Tensor:
-    return values.masked_fill(values.abs() < least, 0)
+    """The values of at least this magnitude, zeros elsewhere; in the strides of `values`."""
+    return values.clone().masked_fill_(values.abs() < least, 0)
 
 
 @dataclass(frozen=True)

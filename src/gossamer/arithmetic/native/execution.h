@@ -144,9 +144,40 @@ class Execution {
     else dense_pass(pass, plan.taps[index].forward, weight.values, values_of(s.bias), in.at, out.at);
   }
 
+  // The largest inputs of a layer, for the gradient of its weights. `each(take)` calls take(run, count) for all of them.
+  template <class Each>
+  float input_cut(Param& weight, Each each) {
+    if (*weight.input_cut < 0) {
+      memory.search.clear();
+      each([&](const float* run, long count) { memory.search.take(run, count); });
+      *weight.input_cut = memory.search.cut(weight.share_numerator, weight.share_denominator);
+    }
+    return *weight.input_cut;
+  }
+  Image largest(Param& weight, const Image& in) {
+    if (!weight.input_cut || !weight.grad) return in;
+    const float least = input_cut(weight, [&](auto take) {
+      runs(in, in, [&](int, const float* run, const float*, long count) { take(run, count); });
+    });
+    const long halo = (long)in.halo * batch, count = in.channels * in.channel();
+    float* to = memory.inputs.room(count);
+    keep_above(in.at - halo, count, least, to);  // zeros beside the rows stay zero
+    return {to + halo, in.channels, in.height, in.width, in.halo, batch};
+  }
+  Rows largest(Param& weight, const Rows& rows, long inputs) {
+    if (!weight.input_cut) return rows;
+    const float least = input_cut(weight, [&](auto take) {
+      for (int b = 0; b < batch; b++) take(rows.at + b * rows.stride, inputs);
+    });
+    float* to = memory.inputs.room(inputs * batch);
+    for (int b = 0; b < batch; b++) keep_above(rows.at + b * rows.stride, inputs, least, to + b * inputs);
+    return {to, inputs};
+  }
+
   void convolve_backward(const Step& s, size_t index) {
-    const Image in = image(s.input), grad = gradient(s.output);
-    const Param& weight = *param(s.weight);
+    const Image grad = gradient(s.output);
+    Param& weight = *param(s.weight);
+    const Image in = largest(weight, image(s.input));
     if (float* to = grad_of(s.bias)) bias_gradient(grad, to);
     if (s.tiled && !weight.lists) {
       const Winograd tiles(in, grad, (int)s.pad_y, (int)s.pad_x);
@@ -233,6 +264,7 @@ class Execution {
       rows = {memory.sums.room((size_t)in.channels * batch), in.channels};
       transpose(in.channels, batch, in.at, batch, memory.sums.data(), in.channels);
     }
+    rows = largest(weight, rows, in.channels);
     const bool at_once = call.update && plain_sgd() && !weight.mask && !weight.lists;
     const Outer outer{grad.channels, in.channels, batch, batch, 1, rows.stride, at_once, (float)-call.rate};
     outer_product(outer, grad.at, rows.at, at_once ? weight.values : weight.grad);

@@ -60,6 +60,13 @@ void gossamer_unpack(void* lists, const float* values, float* weights) {
   for (size_t k = 0; k < places.size(); k++) weights[places[k]] = values[k];
 }
 
+// The smallest magnitude among the largest numbers: numerator / denominator of all, and one at least.
+float gossamer_cut(const float* values, int64_t count, int64_t numerator, int64_t denominator) {
+  Search search;
+  search.take(values, count);
+  return search.cut(numerator, denominator);
+}
+
 // One step of SGD on tensors whose gradients are given.
 void gossamer_descend(Param* params, int64_t count, double rate, double momentum, double weight_decay, int64_t first) {
   for (int64_t p = 0; p < count; p++) descend(params[p], rate, momentum, weight_decay, first);

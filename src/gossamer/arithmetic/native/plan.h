@@ -6,6 +6,7 @@
 #include <new>
 
 #include "linear.h"
+#include "selection.h"
 #include "winograd.h"
 
 namespace gossamer {
@@ -45,6 +46,10 @@ struct Param {
   const uint8_t* mask;  // of the values that are trained; null: all of them
   const Lists* lists;   // null: a full tensor
   int64_t everywhere;  // with lists: the gradient is that of all weights, also of the pruned ones
+  // Of the layer's inputs its gradient reads those of at least this magnitude; null: all. If it is negative, it is
+  // found, so that the given share of them is read.
+  float* input_cut;
+  int64_t share_numerator, share_denominator;
 };
 
 struct Call {
@@ -114,13 +119,14 @@ class Floats {
 
 // Memory that one thread uses again from call to call.
 struct Workspace {
-  Floats arena, statistics, values, sums, rows;
+  Floats arena, statistics, values, sums, rows, inputs;
+  Search search;
   std::vector<uint8_t> choices;
   std::vector<uint8_t> updated;  // parameters whose step of SGD is done
 
   size_t bytes() const {
-    return sizeof(float) * (arena.size() + statistics.size() + values.size() + sums.size() + rows.size()) +
-           choices.size() + updated.size();
+    const size_t floats = arena.size() + statistics.size() + values.size() + sums.size() + rows.size() + inputs.size();
+    return sizeof(float) * (floats + search.magnitudes.size() + search.bins.size()) + choices.size() + updated.size();
   }
 };
 
