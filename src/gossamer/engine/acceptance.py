@@ -110,14 +110,14 @@ class Merging:
         """
         sizes: dict[int, Size] = {}
         state = self._merge(replies, sizes)  # most rounds have nothing to refuse
-        reasons = self._outside(replies, sizes, recent)
-        for reply in replies:
-            if reply.client.id in reasons:
-                self._refuse(reply, "limit", reasons[reply.client.id])
+        if reasons := self._outside(replies, sizes, recent):
+            self.refused.clear()  # others may have been blamed for what these did to the merge
+            for reply in replies:
+                if reply.client.id in reasons:
+                    self._refuse(reply, "limit", reasons[reply.client.id])
+            state = self._merge([reply for reply in replies if not self._out(reply)])
         norms = limits.remembered(sizes.values(), recent)
         rest = [reply for reply in replies if reply.event is not None and not self._out(reply)]
-        if reasons:
-            state = self._merge(rest) if rest else self.state
         while not self._sound(state):
             failed, reason = self.failed, self._reason()
             found = limits.culprits(rest, lambda some: self._sound(self._merge(some)))
