@@ -113,17 +113,21 @@ bool run(const Model& model, void* plan, MaskKind kind, int64_t batch, bool ever
     std::fill(arena, arena + memory.arena.size(), std::numeric_limits<float>::quiet_NaN());
     std::fill(memory.sums.data(), memory.sums.data() + memory.sums.size(), std::numeric_limits<float>::quiet_NaN());
   };
+  void* turns = gossamer_turns();
+  gossamer_take_turn(turns);
   bool good = true;
   for (int step = 0; step < 2; step++, call.first = 0) {
     spoil();
-    good = good && !gossamer_run(plan, &memory, &call) && std::isfinite(call.loss) && finite(outputs);
+    good = good && !gossamer_run(plan, &memory, &call, turns) && std::isfinite(call.loss) && finite(outputs);
     for (const auto& each : grads) good = good && finite(each);
   }
   call.training = call.backward = call.update = 0, call.labels = nullptr;
   spoil();
-  good = good && !gossamer_run(plan, &memory, &call) && finite(outputs);
+  good = good && !gossamer_run(plan, &memory, &call, turns) && finite(outputs);
   labels[0] = classes, call.labels = labels.data();
-  good = good && gossamer_run(plan, &memory, &call) == 1;
+  good = good && gossamer_run(plan, &memory, &call, turns) == 1;
+  gossamer_end_turn(turns);
+  gossamer_free_turns(turns);
   for (int64_t p = 0; p < h.params; p++)
     if (lists[p]) {
       std::vector<float> full((size_t)model.counts[p]);

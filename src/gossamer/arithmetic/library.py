@@ -59,7 +59,12 @@ class Library:
         self.cut = function("cut", ctypes.c_float, pointer, integer, integer, integer)
         self.indices = function("indices", integer, pointer, integer, pointer)
         self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)
-        self.run = function("run", integer, pointer, pointer, ctypes.POINTER(CCall))
+        self.turns = function("turns", pointer)
+        self.free_turns = function("free_turns", None, pointer)
+        self.take_turn = function("take_turn", None, pointer)
+        self.end_turn = function("end_turn", None, pointer)
+        call = ctypes.POINTER(CCall)
+        self.run = function("run", integer, pointer, pointer, call, pointer)
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from gossamer.arithmetic import choice
+from gossamer.arithmetic import choice, turns
 from gossamer.arithmetic.plan import Lists, Plan, in_memory_order
 from gossamer.arithmetic.structs import CCall, CParam
 from gossamer.core import Batch, Masks, Params
@@ -219,7 +219,7 @@ class Native:
         Raises:
             IndexError: a label is not a class of the model.
         """
-        if self.library.run(self.plan.handle, self.workspace, call):
+        if self.library.run(self.plan.handle, self.workspace, call, turns.mine()):
             raise IndexError(f"a label is not one of the model's {self.plan.classes} classes")
 
 

@@ -113,7 +113,7 @@ class Batches:
             if not self.vector:
                 call.stride_y, call.stride_x = strides[2:]
             call.outputs = out[start:].ctypes.data
-            self.library.run(self.handle, memory.handle, call)
+            self.library.run(self.handle, memory.handle, call, None)
         self._free.append(memory)
         return out
 

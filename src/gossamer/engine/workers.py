@@ -1,8 +1,8 @@
 """Worker threads in one process, one torch thread each, and the transport to clients on them.
 
 PyTorch releases the interpreter lock inside its kernels, so threads are as fast as processes here;
-only clients of a few milliseconds, most of them Python, are faster one after another. Results never
-depend on the number of workers.
+only clients of a few milliseconds, most of them Python, are faster if they take turns. Results
+never depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 
+from gossamer.arithmetic.turns import turns
 from gossamer.core import Ctx
 from gossamer.engine.conversation import Conversations, Visit
 from gossamer.engine.expected import Reply
@@ -27,7 +29,7 @@ Item = TypeVar("Item")
 Out = TypeVar("Out")
 
 LIGHT = 0.007
-"""Processor seconds: clients that take less may only wait for each other in threads."""
+"""Processor seconds: clients that take less may mostly wait for the interpreter's lock."""
 AGAIN = 32
 """Rounds of light clients after which the slower way is tried once more."""
 
@@ -44,21 +46,14 @@ class Workers:
         self._mine = threading.local()
         self._pool = ThreadPoolExecutor(count, "gossamer", self._start) if count > 1 else None
 
-    def map(
-        self, work: Callable[[Task, Item], Out], items: Sequence[Item], *, alone: bool = False
-    ) -> list[Out]:
-        """Applies `work` to every item.
-
-        Args:
-            work: Called with the thread's task and an item.
-            items: The items.
-            alone: Whether to work in this thread only.
+    def map(self, work: Callable[[Task, Item], Out], items: Sequence[Item]) -> list[Out]:
+        """Applies `work`, called with the thread's task and an item, to every item.
 
         Returns:
             The results in the order of the items. The first error is raised once nothing runs any
             more, so that its handler may clean up.
         """
-        if self._pool is None or alone:
+        if self._pool is None:
             return [work(self._task, item) for item in items]
         futures = [self._pool.submit(self._run, work, item) for item in items]
         try:
@@ -95,18 +90,18 @@ class Workers:
 
 @dataclass
 class Pace:
-    """Decides whether clients train one after another: light ones do if that is faster.
+    """Decides whether clients take turns: light ones do if that is faster.
 
     That depends on how long they hold the interpreter's lock, so both ways are timed.
     """
 
     light: bool = False
     taken: dict[bool, float] = field(default_factory=dict)
-    """Seconds of a round per example, by whether clients trained one after another."""
+    """Seconds of a round per example, by whether clients took turns."""
     rounds: int = 0
 
-    def alone(self) -> bool:
-        """Whether the next round is without threads: an untried way first, then the faster one."""
+    def in_turns(self) -> bool:
+        """Whether clients of the next round take turns: an untried way first, then the faster."""
         if not self.light:
             return False
         for way in (False, True):
@@ -115,16 +110,16 @@ class Pace:
         faster = self.taken[True] < self.taken[False]
         return faster if self.rounds % AGAIN else not faster
 
-    def note(self, alone: bool, effort: float, seconds: float) -> None:
+    def note(self, in_turns: bool, effort: float, seconds: float) -> None:
         """Records a round.
 
         Args:
-            alone: Whether clients trained one after another.
+            in_turns: Whether clients took turns.
             effort: Processor seconds of a client.
             seconds: Seconds of the round per example.
         """
         if self.rounds:  # in the first one, threads are started
-            self.taken[alone] = seconds
+            self.taken[in_turns] = seconds
         self.rounds += 1
         self.light = effort < LIGHT
 
@@ -135,22 +130,27 @@ class Threads:
 
     workers: Workers
     pace: Pace = field(default_factory=Pace)
+    turns: AbstractContextManager[object] = field(default_factory=turns)
 
     def hold(
         self, conversations: Conversations, ctx: Ctx, state: Any, visits: Sequence[Visit]
     ) -> list[Reply]:
         """Holds all conversations, the largest clients first, so that all end together."""
 
+        in_turns = self.pace.in_turns()
+        turn = self.turns if in_turns else nullcontext()
+
         def one(task: Task, visit: Visit) -> Reply:
-            return conversations.hold(task, ctx.round, visit)
+            with turn:
+                return conversations.hold(task, ctx.round, visit)
 
         by_size = sorted(visits, key=lambda visit: (-visit.client.examples, visit.client.id))
-        alone, began, busy = self.pace.alone(), time.perf_counter(), time.process_time()
-        replies = self.workers.map(one, by_size, alone=alone)
+        began, busy = time.perf_counter(), time.process_time()
+        replies = self.workers.map(one, by_size)
         if replies:
             effort = (time.process_time() - busy) / len(replies)
             examples = sum(visit.client.examples for visit in visits)
-            self.pace.note(alone, effort, (time.perf_counter() - began) / max(examples, 1))
+            self.pace.note(in_turns, effort, (time.perf_counter() - began) / max(examples, 1))
         return replies
 
     def receipt(self, kept: bytes) -> bytes:

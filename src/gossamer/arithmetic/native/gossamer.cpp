@@ -1,5 +1,6 @@
 // The C interface of the kernels. Handles are pointers that the caller frees.
 #include <algorithm>
+#include <mutex>
 
 #include "execution.h"
 #include "single_model.h"
@@ -124,9 +125,18 @@ void gossamer_scale(const uint8_t* bytes, int64_t rows, int64_t size, const floa
     for (int64_t i = 0; i < size; i++) to[i] = (float)bytes[i] * factor[i] + offset[i];
 }
 
-// 0, or 1 if a label is not a class.
-int64_t gossamer_run(void* plan, void* workspace, Call* call) {
-  return Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run() ? 0 : 1;
+// Threads that take turns: the others wait here, or compute, while the one whose turn it is does all else.
+void* gossamer_turns() { return new std::mutex; }
+void gossamer_free_turns(void* turns) { delete (std::mutex*)turns; }
+void gossamer_take_turn(void* turns) { ((std::mutex*)turns)->lock(); }
+void gossamer_end_turn(void* turns) { ((std::mutex*)turns)->unlock(); }
+
+// 0, or 1 if a label is not a class. `turns`: of the calling thread, which has its turn again at the end; or null.
+int64_t gossamer_run(void* plan, void* workspace, Call* call, void* turns) {
+  if (turns) gossamer_end_turn(turns);
+  const bool done = Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run();
+  if (turns) gossamer_take_turn(turns);
+  return done ? 0 : 1;
 }
 
 // A model for one example at a time; it keeps its own copy of the weights.
