@@ -245,10 +245,14 @@ INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip,
 static void outer_product(const Outer& p, const float* g, const float* x, float* y) {
   int r = 0;
   auto tiles = [&]<int R>() {
-    for (; r + R <= p.rows; r += R)
-      blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(p.inner, [&]<int W, int N>(int at, int skip) {
-        outer_tile<W, R, N>(p, g + r * p.g_row, x + at, skip, y + (long)r * p.inner + at);
+    for (; r + R <= p.rows; r += R) {
+      const float* g_rows = g + r * p.g_row;
+      float* y_rows = y + (long)r * p.inner;
+      // Copies: what is captured by reference would be read again after every store.
+      blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(p.inner, [=]<int W, int N>(int at, int skip) __attribute__((always_inline)) {
+        outer_tile<W, R, N>(p, g_rows, x + at, skip, y_rows + at);
       });
+    }
   };
   tiles.template operator()<4>();
   tiles.template operator()<2>();
