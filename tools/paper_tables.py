@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from gossamer.report.kept import Shelf
 from gossamer.reproduce import claims as judging
-from gossamer.reproduce.published import Cell, Measured, measured_table
+from gossamer.reproduce.published import Cell, Measured
+from gossamer.reproduce.published_text import held_out, lost_replies
 from gossamer.reproduce.tables import Column, Row, Table, find, load, names
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +65,7 @@ def claims() -> str:
 
 def _written(table: Table, command: str, wanted: object) -> str:
     assert callable(wanted)
-    measured, scale = _most(table)
+    measured, scale = judging.kept_table(table, shelf())
     rows = [row for row in table.rows.values() if wanted(row) and _known(measured, row)]
     if not rows:
         return f"No run is kept yet: `{command}` makes them, and this table."
@@ -81,8 +83,13 @@ def _written(table: Table, command: str, wanted: object) -> str:
         "",
         f"(`{command.replace('--scale here', f'--scale {scale}')}`: {error}{some} rounds.)",
     ]
+    mine = {row.name: measured.runs[row.name] for row in rows if row.name in measured.runs}
+    shown = replace(measured, runs=mine)
+    notes = [*lost_replies(shown), *held_out(shown)]
     if any(measured.diverged.get(row.name) for row in rows):
-        lines[-1] = lines[-1][:-1] + " Runs that diverged are in no mean.)"
+        notes.append("runs that diverged are in no mean")
+    for note in notes:
+        lines[-1] = f"{lines[-1][:-1]} {note[0].upper()}{note[1:]}.)"
     return "\n".join(lines)
 
 
@@ -124,13 +131,3 @@ def _title(column: Column) -> str:
 
 def _known(measured: Measured, row: Row) -> bool:
     return row.name in measured.rounds or row.name in measured.diverged
-
-
-def _most(table: Table) -> tuple[Measured, str]:
-    """The table by the scale of which most runs are kept."""
-    choices = [
-        (measured_table(table, table.plans(scale, Path(), judging.MOST_SEEDS), shelf()), name)
-        for name in judging.SETTLED
-        if (scale := table.scales.get(name))
-    ]
-    return max(choices, key=lambda each: len(each[0].folders))

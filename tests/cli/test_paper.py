@@ -258,6 +258,43 @@ def test_kept_runs_are_printed_without_folders_and_scales_keep_apart(table: Comm
     assert before == pytest.approx(after, rel=1e-5) and not list(Path("new").glob("dense*"))
 
 
+def test_kept_results_are_printed_and_nothing_is_run(table: Command) -> None:
+    refused = table("--kept", "--results", "results")
+    assert refused.code == 2 and "no run of mine is kept in results" in refused.err
+
+    table("--scale", "here", "--results", "results", "--out", "a")
+    found = table("--kept", "--results", "results", "--json")
+    assert found.code == 0 and found.json["scale"] == "here"
+    told = {(each["row"], each["column"]): each["seeds"] for each in found.json["figures"]}
+    assert told["dense", "accuracy"] == 1 and told["sparse", "share"] == 0
+    assert not Path("b").exists()
+
+
+def test_papers_servers_accept_every_reply_and_say_what_was_lost(table: Command) -> None:
+    table("--scale", "here", "--results", "results", "--out", "a", "--quiet")
+    (kept,) = Path("results").rglob("*.json")
+    content = kept.read_text()
+    assert "reply_limit = 0" in Path("a/dense/seed-0/config.toml").read_text()
+    kept.write_text(content.replace('"failed": 0', '"failed": 3'))
+    found = table("--kept", "--results", "results")
+    assert "dense: 3 replies lost in its run" in " ".join(found.out.split())
+    # A run with a limit that refused nobody stands for one without; otherwise it does not.
+    limited = content.replace('"reply_limit": 0.0', '"reply_limit": 50.0')
+    assert limited != content
+    kept.write_text(limited)
+    assert table("--kept", "--results", "results").code == 0
+    kept.write_text(limited.replace('"failed": 0', '"failed": 3'))
+    assert table("--kept", "--results", "results").code == 2
+
+
+def test_what_clients_hold_out_is_said(table: Command) -> None:
+    plain = Path("dense.toml").read_text()
+    Path("dense.toml").write_text(plain.replace("pool = 6", "pool = 6\nvalid = 0.25"))
+    found = table("--scale", "here", "--out", "a")
+    said = " ".join(found.out.split())
+    assert "clients hold out 25 % of their training data in: all rows" in said
+
+
 @pytest.mark.parametrize(
     ("over", "measured", "std"),
     [("mean", 4.0, statistics.stdev([1, 2, 4, 9])), ("max", 9.0, None), ("middle", 3.0, 2**0.5)],

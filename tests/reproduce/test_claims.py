@@ -121,6 +121,13 @@ def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:
         assert pool == 3550 or found.reason.startswith("260 of 3550 clients; so far it would be")
 
 
+def test_lost_replies_leave_a_claim_undecided() -> None:
+    runs = {"ours": (Run("a", failed=2), Run("b"))}
+    found = judged(ABOVE, (91, 92, 90.1), (89, 90, 88), runs=runs)
+    assert found.verdict == "undecided"
+    assert found.reason.startswith("2 replies of OURS lost; so far it would be reproduced")
+
+
 def test_runs_that_diverged_are_the_reason() -> None:
     found = judged(ABOVE, (), (88,), diverged={"ours": 2})
     assert found.verdict == "undecided" and found.reason == "runs of OURS diverged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,17 @@ def test_only_what_runs_have_is_drawn(tmp_path: Path) -> None:
         "traffic",
     }
     masks = drawn(tmp_path / "c", moving=[run(0, masks=True)], dense=[run(0)])
-    assert masks.keys() == {"mismatch", "sparsity", "traffic"}
+    assert masks.keys() == {"mismatch", "layers", "sparsity", "traffic"}
     assert "conv1" in masks["mismatch"] and "moving" in masks["traffic"]
+    assert "moving" in masks["layers"] and "conv1" in masks["layers"]
+
+
+def test_the_mismatch_of_the_server_is_drawn_beside_that_of_clients(tmp_path: Path) -> None:
+    both = run(0, masks=True)
+    far = dataclasses.replace(both, curves={**both.curves, "client_mismatch": {1: 0.9, 5: 0.8}})
+    pictures_of = [drawn(tmp_path / n, row=[r])["mismatch"] for n, r in (("a", both), ("b", far))]
+    lines = [text.count('<g id="line2d_') for text in pictures_of]
+    assert lines[1] > lines[0]
 
 
 def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:

@@ -72,6 +72,15 @@ def test_a_reply_is_refused_above_the_multiple_of_the_median() -> None:
     assert list(limits.outside(sizes(1e30, 2, 3, math.inf), {}, 10)) == [0, 3]
 
 
+def test_who_has_more_examples_may_change_more_in_proportion() -> None:
+    found = sizes(1, 1, 1, 60.0)
+    assert list(limits.outside(found, {}, 50)) == [3]
+    for examples, refused in ((10, [3]), (12, []), (1000, [])):
+        several = {id: replace(each, examples=10) for id, each in found.items()}
+        several[3] = replace(found[3], examples=examples)
+        assert list(limits.outside(several, {}, 50)) == refused
+
+
 def test_of_two_replies_the_smaller_is_usual() -> None:
     assert list(limits.outside(sizes(1.0, 1e30), {}, 10)) == [1]
 

@@ -48,7 +48,7 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--scale",
         choices=SCALES,
-        default=SMALLEST,
+        default=None,
         help="quick (default): minutes, checks that everything runs; costs: a few rounds with real "
         "data, for what is sent; here: an hour or two on two cores with real data; full: the "
         "paper's own rounds and seeds",
@@ -79,6 +79,12 @@ def paper(arguments: Sequence[str]) -> int:
         "default: read those that come with a clone, keep none",
     )
     parser.add_argument(
+        "--kept",
+        action="store_true",
+        help="run nothing: the table, its claims and pictures from the results that are kept, at "
+        "the scale that has most of them unless --scale names one",
+    )
+    parser.add_argument(
         "--pictures",
         default="",
         metavar="FOLDER",
@@ -100,16 +106,19 @@ def paper(arguments: Sequence[str]) -> int:
         return _listed(options.json)
     with refusing():
         table = find(options.name)
-    if options.scale not in table.scales:
-        raise Refusal(f"{table.name} has no scale {options.scale}, only {', '.join(table.scales)}")
+    wanted = options.scale or SMALLEST
+    if wanted not in table.scales:
+        raise Refusal(f"{table.name} has no scale {wanted}, only {', '.join(table.scales)}")
+    shelf = Shelf(Path(options.results) if options.results else RESULTS)
+    if options.kept:
+        return _present_kept(table, shelf, options.scale, options.pictures, options.json)
     if options.seeds is not None and options.seeds < 1:
         raise Refusal(f"--seeds must be at least 1, not {options.seeds}")
-    scale = table.scales[options.scale]
+    scale = table.scales[wanted]
     out = Path(options.out or Path("runs") / f"paper-{table.name}-{scale.name}")
     more = {name: value for name in ("workers", "device") if (value := getattr(options, name))}
     with refusing():
         plans = table.plans(scale, out, options.seeds or 0, more)
-    shelf = Shelf(Path(options.results) if options.results else RESULTS)
     todo = _chosen(table, scale, plans, options.only)
     left = [plan for plan in todo if not shelf.find(plan.config)]
     if options.dry:
@@ -129,6 +138,19 @@ def paper(arguments: Sequence[str]) -> int:
     measured = measured_table(table, plans, shelf)
     code = _present(measured, scale, request, options.json)
     return code or _draw(measured, options.pictures)
+
+
+def _present_kept(table: Table, shelf: Shelf, scale: str | None, folder: str, as_json: bool) -> int:
+    """Prints the table as far as results of it are kept, and draws its pictures."""
+    measured, name = claims.kept_table(table, shelf, [scale] if scale else claims.SETTLED)
+    if not measured.folders and not measured.diverged:
+        raise Refusal(f"no run of {table.name} is kept in {shelf.folder}")
+    say(_heading(table, table.scales[name]))
+    judged = _shown(measured, table.scales[name])
+    if as_json:
+        figures = {"figures": plain(measured), "claims": claims.plain(judged)}
+        print(json.dumps(events.plain({"table": table.name, "scale": name, **figures})), flush=True)
+    return _draw(measured, folder)
 
 
 def _draw(measured: Measured, folder: str) -> int:
@@ -245,13 +267,19 @@ def _heading(table: Table, scale: Scale) -> str:
     return "\n".join([*map(paragraph, lines), ""])
 
 
+def _shown(measured: Measured, scale: Scale) -> list[claims.Judged]:
+    """Prints the table with its notes and claims, which are returned."""
+    judged = claims.judge(measured, scale.name) if scale.name in claims.SETTLED else []
+    notes = [f"scale {scale.name}: {scale.about}", *legend(measured), *claims.text(judged)]
+    say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
+    return judged
+
+
 def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) -> int:
     """Prints the table, and writes it as files and as a page."""
     out, table = request.out, measured.table
     out.mkdir(parents=True, exist_ok=True)
-    judged = claims.judge(measured, scale.name) if scale.name in claims.SETTLED else []
-    notes = [f"scale {scale.name}: {scale.about}", *legend(measured), *claims.text(judged)]
-    say("\n".join(["", text(measured), "", *(paragraph(note, "- ") for note in notes), ""]))
+    judged = _shown(measured, scale)
     introduction = f"{table.source}. {scale.name}: {scale.about}."
     forms = {"csv": comma_separated(measured), "latex": latex(measured)}
     files = write_files(

@@ -121,17 +121,22 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._runs: dict[str, Run] = {}
+        self._unlimited: dict[str, Run] = {}
+        """Runs that refused nobody: without a limit on replies they would have been the same."""
         for path in sorted(folder.rglob("*.json")) if folder.is_dir() else ():
             if _is_kept(path):
                 run = read_kept(path)
                 self._runs[_identity(run.config)] = run
+                if not run.failed:
+                    self._unlimited[_identity(_without_limit(run.config))] = run
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
 
     def find(self, config: Config) -> Run | None:
         """The result of a run with these settings and this seed, if it was kept."""
-        return self._runs.get(_identity(tomllib.loads(config.toml())))
+        identity = _identity(tomllib.loads(config.toml()))
+        return self._runs.get(identity) or self._unlimited.get(identity)
 
 
 def _is_kept(path: Path) -> bool:
@@ -160,6 +165,10 @@ def _identity(config: Mapping[str, Any]) -> str:
         and (f"{table}.{name}" not in usual or usual[f"{table}.{name}"] != value)
     }
     return json.dumps([config.get("method"), known], sort_keys=True, default=str)
+
+
+def _without_limit(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**config, "options": {**config.get("options", {}), "reply_limit": 0.0}}
 
 
 def _columns(

@@ -81,6 +81,16 @@ def judge_kept(shelf: Shelf, tables: Iterable[str] | None = None) -> list[Judged
     return judged
 
 
+def kept_table(table: Table, shelf: Shelf, scales: Iterable[str] = SETTLED) -> tuple[Measured, str]:
+    """The table as the results that are kept make it, and the scale that has most of them."""
+    choices = [
+        (measured_table(table, table.plans(scale, Path(), MOST_SEEDS), shelf), name)
+        for name in scales
+        if (scale := table.scales.get(name))
+    ]
+    return max(choices, key=lambda each: len(each[0].folders))
+
+
 def _best(table: Table, shelf: Shelf) -> list[Judged]:
     """Each claim by the scale with the most seeds."""
     about = {name for claim in table.claims.values() for name in (claim.row, claim.than)}
@@ -136,12 +146,14 @@ def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
 
 
 def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
-    """How runs are smaller than the paper's, so that they cannot settle a claim; empty if not."""
+    """How runs are less than the paper's, so that they cannot settle a claim; empty if not."""
     table, reasons = measured.table, []
     if of := table.scales.get(scale):
         settings = {**of.settings, **of.row.get(claim.row, {})}
         reasons = [f"{name} {value}" for name, value in settings.items() if name not in HARMLESS]
     done, wanted = measured.rounds.get(claim.row, 0), table.rows[claim.row].training
+    lost = {name: measured.lost(name) for name in (claim.row, claim.than) if name}
+    reasons += [f"{n} replies of {table.rows[name].title} lost" for name, n in lost.items() if n]
     exact = table.columns[claim.column].whole or claim.early
     if 0 < done < wanted and not exact:
         reasons.append(f"{done} of {wanted} rounds")

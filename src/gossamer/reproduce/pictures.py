@@ -43,14 +43,15 @@ def draw(rows: Rows, folder: Path) -> list[Path]:
         raise ImportError("pictures need matplotlib; install gossamer[plot]") from None
     paths = []
     for name, (panels, fill) in PICTURES.items():
-        height = 3.6 + 0.2 * len(rows)  # the legend is below the panels, a line for each row
-        figure = Drawing(figsize=(2.4 + 4 * panels, height), layout="constrained")
+        figure = Drawing(layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
         for panel in axes:
             panel.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
         if not fill(rows, list(axes)):
             continue
-        _finish(figure, list(axes))
+        entries = _finish(figure, list(axes))
+        # The legend is below the panels, a line for each entry.
+        figure.set_size_inches(2.4 + 4 * panels, 3.6 + 0.2 * entries)
         folder.mkdir(parents=True, exist_ok=True)
         paths.append(folder / f"{name}.svg")
         # Without dates and random names, so that the same runs give the same file.
@@ -62,21 +63,36 @@ def draw(rows: Rows, folder: Path) -> list[Path]:
 def _mismatch(rows: Rows, axes: Sequence[Axes]) -> int:
     """How far the masks of clients are apart, or the server's moved, by round and by layer."""
     lines = 0
-    by_round, by_layer = axes
-    for title, runs in rows.items():
-        name = next(
-            (n for n in ("client_mismatch", "mismatch") if any(r.curve(n) for r in runs)), ""
-        )
-        if name:
-            what = "between clients" if name == "client_mismatch" else "from round to round"
-            lines += _line(by_round, f"{title}, {what}", runs, name)
+    by_round, between, by_layer = axes
+    for number, (title, runs) in enumerate(rows.items()):
+        for panel, name in ((by_round, "mismatch"), (between, "client_mismatch")):
+            if any(run.curve(name) for run in runs):
+                lines += _line(panel, title, runs, name, color=_color(number))
         if layers := _by_layer(runs):
             names = list(layers)[:LAYERS]
-            by_layer.plot(names, [layers[each] for each in names], marker=".", label=title)
-    by_round.set(xlabel="round", ylabel="mask mismatch (Jaccard distance)")
-    by_layer.set(xlabel="layer", ylabel="mask mismatch of the server, mean over rounds")
+            values = [layers[each] for each in names]
+            by_layer.plot(names, values, marker=".", label=title, color=_color(number))
+    by_round.set(title="server, from round to round", xlabel="round", ylabel="mask mismatch")
+    between.set(title="between the clients of a round", xlabel="round")
+    by_layer.set(title="server, mean over rounds", xlabel="layer")
     by_layer.tick_params(axis="x", rotation=90, labelsize=6)
     return lines
+
+
+def _layers(rows: Rows, axes: Sequence[Axes]) -> int:
+    """How far each layer of the server's mask moved, by round: a panel for each of three rows."""
+    moving = {title: runs for title, runs in rows.items() if any(_by_layer(runs).values())}
+    for panel, (title, runs) in zip(axes, moving.items(), strict=False):
+        for number, layer in enumerate(list(_by_layer(runs))[:LAYERS]):
+            curves = [run.layers.get(layer, {}).get("mismatch", {}) for run in runs]
+            rounds = sorted({at for curve in curves for at in curve})
+            means = [statistics.fmean(c[at] for c in curves if at in c) for at in rounds]
+            panel.plot(rounds, means, label=layer, color=_color(number))
+        panel.set(title=title, xlabel="round")
+    axes[0].set_ylabel("mask mismatch of the server")
+    for panel in axes[len(moving) :]:
+        panel.set_axis_off()
+    return len(moving)
 
 
 def _sparsity(rows: Rows, axes: Sequence[Axes]) -> int:
@@ -138,7 +154,8 @@ def _traffic(rows: Rows, axes: Sequence[Axes]) -> int:
 
 
 PICTURES: Mapping[str, tuple[int, Callable[[Rows, Sequence[Any]], int]]] = {
-    "mismatch": (2, _mismatch),
+    "mismatch": (3, _mismatch),
+    "layers": (3, _layers),
     "sparsity": (1, _sparsity),
     "clients": (1, _clients),
     "traffic": (1, _traffic),
@@ -146,7 +163,21 @@ PICTURES: Mapping[str, tuple[int, Callable[[Rows, Sequence[Any]], int]]] = {
 """By name: the number of panels, and what draws them and counts its lines."""
 
 
-def _line(panel: Axes, title: str, runs: Sequence[Run], name: str, flip: bool = False) -> int:
+def _color(number: int) -> Any:
+    """The same in all panels of a picture."""
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](number % 20)
+
+
+def _line(
+    panel: Axes,
+    title: str,
+    runs: Sequence[Run],
+    name: str,
+    flip: bool = False,
+    color: Any = None,
+) -> int:
     """The mean of a figure over seeds by round, with its standard error as a band."""
     found = table([run.curves for run in runs], [name])
     points = [
@@ -160,7 +191,7 @@ def _line(panel: Axes, title: str, runs: Sequence[Run], name: str, flip: bool = 
         if at is not None and value is not None
     ]
     rounds, values, errors = zip(*points, strict=True)
-    (line,) = panel.plot(rounds, values, label=title)
+    (line,) = panel.plot(rounds, values, label=title, color=color)
     if any(errors):
         low, high = (
             [v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1)
@@ -180,11 +211,15 @@ def _by_layer(runs: Sequence[Run]) -> dict[str, float]:
     return {layer: statistics.fmean(values) for layer, values in means.items()}
 
 
-def _finish(figure: Figure, axes: Sequence[Axes]) -> None:
+def _finish(figure: Figure, axes: Sequence[Axes]) -> int:
+    """Grids, and one legend for all panels; returns how many entries it has."""
+    entries: dict[str, Any] = {}
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
-    handles = next(
-        (found for panel in axes if (found := panel.get_legend_handles_labels())[0]), ([], [])
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    figure.legend(
+        entries.values(), entries, loc="outside lower center", frameon=False, fontsize="small"
     )
-    figure.legend(*handles, loc="outside lower center", frameon=False, fontsize="small")
+    return len(entries)

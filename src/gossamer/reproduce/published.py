@@ -84,6 +84,10 @@ class Measured:
     runs: Mapping[str, tuple[Run, ...]] = field(default_factory=dict)
     """By row: its runs, one for each seed."""
 
+    def lost(self, row: str) -> int:
+        """How many replies of a row's runs were refused or never came."""
+        return sum(run.failed for run in self.runs.get(row, ()))
+
     def line(self, row: Row, column: Column) -> Cell:
         return self.cells[row.name, column.name]
 

@@ -59,19 +59,29 @@ def legend(measured: Measured) -> Iterator[str]:
         )
     if measured.diverged:
         yield "runs that diverged are in no mean"
+    yield from lost_replies(measured)
     yield "difference: percentage points for percentages, otherwise percent of the published figure"
     if measured.short:
         yield (
             "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
             "exact if all rounds cost the same, a rough estimate if models shrink"
         )
-    yield from _held_out(measured)
+    yield from held_out(measured)
     yield from measured.table.notes
 
 
-def _held_out(measured: Measured) -> Iterator[str]:
+def lost_replies(measured: Measured) -> Iterator[str]:
+    """Rows in whose runs replies were refused or never came."""
+    for name, runs in measured.runs.items():
+        if lost := measured.lost(name):
+            title, some = measured.table.rows[name].title, sum(run.failed > 0 for run in runs)
+            which = "its run" if len(runs) == 1 else f"{some} of {len(runs)} runs"
+            yield f"{title}: {lost} {'reply' if lost == 1 else 'replies'} lost in {which}"
+
+
+def held_out(measured: Measured) -> Iterator[str]:
     """Which rows train on less, because clients hold out a part of their training data."""
-    rows = measured.held_out
+    rows = {name: measured.held_out[name] for name in measured.runs}
     for share in sorted(set(rows.values()) - {0.0}):
         titles = [measured.table.rows[name].title for name, own in rows.items() if own == share]
         which = "all rows" if len(titles) == len(rows) else ", ".join(titles)

@@ -283,7 +283,8 @@ def _row(place: Path, name: str, part: Mapping[str, Any], columns: Mapping[str, 
             raise FileNotFoundError(f"{what}: there is no configuration file {file}")
         config = read(file)
         _settings(part.get("set", {}), [config], what)
-        config = overridden(config, part.get("set", {}))
+        # Servers of the papers accept every reply, however large.
+        config = overridden(config, {"reply_limit": 0.0, **part.get("set", {})})
         config.build_method()
     rest = {key: part[key] for key in ("reference", "over", "seeds", "pool") if key in part}
     return Row(name, part["title"], config, published, **rest)

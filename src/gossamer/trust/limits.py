@@ -41,6 +41,8 @@ class Size:
 
     changes: Mapping[str, float]
     sent: Mapping[str, float]
+    examples: int = 1
+    """Of the client: who takes more steps may change more."""
 
 
 def measured(
@@ -82,11 +84,14 @@ def size(exchange: Exchange[Any, Any], requested: Leaves, sent: Mapping[str, flo
     return Size(
         {f"{kind}.{field}": _root(square) for field, square in squares.items()},
         {f"{kind}.{field}": _root(sent.get(field, whole)) for field in squares},
+        exchange.client.examples,
     )
 
 
 def outside(sizes: Mapping[int, Size], recent: Norms, limit: float) -> dict[int, str]:
     """Replies far larger than those of the other clients.
+
+    A client with more examples than most takes more steps, and may change more in proportion.
 
     Args:
         sizes: Of the replies of a round, by client.
@@ -101,12 +106,12 @@ def outside(sizes: Mapping[int, Size], recent: Norms, limit: float) -> dict[int,
         having = [each for each in sizes.values() if field in each.changes]
         norms = [each.changes[field] for each in having]
         usual = _usual(norms, recent.get(field, []))
-        most = max(limit * usual, ALLOWED * median_low([each.sent[field] for each in having]))
-        if not most or not math.isfinite(most):
-            continue
+        least = ALLOWED * median_low([each.sent[field] for each in having])
+        examples = max(median_low([each.examples for each in having]), 1)
         for client, each in sizes.items():
             found = each.changes.get(field, 0.0)
-            if not found <= most and client not in refused:
+            most = max(limit * usual * max(1.0, each.examples / examples), least)
+            if most and math.isfinite(most) and not found <= most and client not in refused:
                 refused[client] = (
                     f"{field.partition('.')[2] or field} changed by a norm of {found:.3g}, where "
                     f"{usual:.3g} is usual and {most:.3g} the most; see `reply_limit=`"
