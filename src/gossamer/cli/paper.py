@@ -122,7 +122,7 @@ def paper(arguments: Sequence[str]) -> int:
     todo = _chosen(table, scale, plans, options.only)
     left = [plan for plan in todo if not shelf.find(plan.config)]
     if options.dry:
-        return _list_runs(table, scale, left, options.json)
+        return _list_runs(table, scale, left, len(todo) - len(left), options.json)
     if not options.quiet:
         say(_heading(table, scale))
     command = shlex.join(["gossamer", "paper", *arguments])
@@ -231,14 +231,15 @@ def _names(table: Table, scale: Scale) -> list[str]:
     return [row.name for row in table.runs(scale)]
 
 
-def _list_runs(table: Table, scale: Scale, todo: Sequence[Plan], as_json: bool) -> int:
-    """Lists the runs of a table, and the data sets that are missing."""
+def _list_runs(table: Table, scale: Scale, todo: Sequence[Plan], kept: int, as_json: bool) -> int:
+    """Lists the runs of a table that are not kept, and the data sets that are missing."""
     runs = [_described(plan) for plan in todo]
     say(_heading(table, scale))
     header = ["row", "seed", "method", "data", "model", "rounds"]
     say(aligned([[run[name] for name in header] for run in runs], header))
     count = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
-    say(f"{count}, {sum(run['rounds'] for run in runs)} rounds in total")
+    beside = f"; {kept} more are kept, see --kept" if kept else ""
+    say(f"{count}, {sum(run['rounds'] for run in runs)} rounds in total{beside}")
     needed = {run["data"] for run in runs}
     missing = {each.name: each.advice for each in data.ls() if each.advice and each.name in needed}
     for name, advice in missing.items():
