@@ -56,16 +56,17 @@ def _table(data: str, rounds: int, runs: Rows) -> str:
         "",
         f"| | learning rate | accuracy, % | {' | '.join(titles)} | seeds |",
         "|---" * (len(titles) + 4) + "|",
-        *(_line(each) for each in figures(runs)),
+        *(_line(each, sum(run.failed for run in runs[each.method])) for each in figures(runs)),
     ]
     return "\n".join(lines)
 
 
-def _line(each: Figures) -> str:
+def _line(each: Figures, lost: int) -> str:
     score = "diverged" if each.accuracy is None else f"{100 * each.accuracy:.1f}"
     score += "" if each.error is None else f" ± {100 * each.error:.2g}"
     costs = [_cost(each.costs[name], unit) for name, (unit, _) in UNITS.items()]
     seeds = f"{each.seeds}" + (f", {each.diverged} diverged" if each.diverged else "")
+    seeds += f", {lost} replies lost" if lost > 1 else ", 1 reply lost" if lost else ""
     name = f"`{each.method}`, own models" if each.own else f"`{each.method}`"
     return f"| {name} | {each.rate:g} | {score} | {' | '.join(costs)} | {seeds} |"
 
