@@ -63,6 +63,20 @@ def claims() -> str:
     return "\n".join(lines)
 
 
+def progress() -> str:
+    """How many runs of each table are kept, at the scales whose runs can support a claim."""
+    lines = ["| table | kept at `full` | kept at `here` |", "|---|---|---|"]
+    for name in (name for start in ORDER for name in names() if name.startswith(start)):
+        table = find(name)
+        cells = []
+        for scale in judging.SETTLED:
+            plans = table.plans(table.scales[scale], Path())
+            kept = sum(shelf().find(plan.config) is not None for plan in plans)
+            cells.append(f"{kept} of {len(plans)} runs")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _written(table: Table, command: str, wanted: object) -> str:
     assert callable(wanted)
     measured, scale = judging.kept_table(table, shelf())

@@ -35,6 +35,7 @@ DOCS = ROOT / "docs"
 Blocks = Mapping[str, Callable[[], str]]
 PAGES: Mapping[Path, Blocks] = {
     DOCS / "index.md": {"claims": papers.claims},
+    DOCS / "papers.md": {"kept-runs": papers.progress},
     DOCS / "spafl.md": {"spafl-table1": lambda: papers.paper("spafl-table1")},
     DOCS / "flash.md": {
         "flash-mnist": lambda: papers.paper("flash-mnist"),
