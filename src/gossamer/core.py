@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -64,12 +65,16 @@ class Key:
         return np.random.Generator(np.random.Philox(_PhiloxKey(self._hash())))  # type: ignore[arg-type]
 
     def _hash(self) -> bytes:
-        text = hashlib.blake2b(digest_size=16)
-        for part in (self.seed, *self.path):
-            kind, body = ("i", str(int(part))) if not isinstance(part, str) else ("s", part)
-            encoded = body.encode()
-            text.update(f"{kind}{len(encoded)}:".encode() + encoded)
-        return text.digest()
+        parts = (_encoded(part) for part in (self.seed, *self.path))
+        return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+@lru_cache(maxsize=4096)
+def _encoded(part: str | int) -> bytes:
+    """A part of a key's path: what it is, its length and its text."""
+    kind, body = ("s", part) if isinstance(part, str) else ("i", str(int(part)))
+    encoded = body.encode()
+    return f"{kind}{len(encoded)}:".encode() + encoded
 
 
 class _PhiloxKey(np.random.bit_generator.ISeedSequence):

@@ -6,7 +6,7 @@ called with them as keywords.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -62,6 +62,12 @@ class Named:
 
     def index_select(self, dim: int, rows: Tensor) -> Named:
         return self._each(lambda tensor: tensor.index_select(dim, rows))
+
+    def split_with_sizes(self, sizes: Sequence[int]) -> list[Named]:
+        parts = {name: tensor.split_with_sizes(sizes) for name, tensor in self.tensors.items()}
+        return [
+            Named(dict(zip(parts, each, strict=True))) for each in zip(*parts.values(), strict=True)
+        ]
 
     def repeat(self, times: int) -> Named:
         return self._each(lambda tensor: torch.cat([tensor] * times))

@@ -1,4 +1,4 @@
-"""Squared norms by the kernels."""
+"""Squared norms and copies by the kernels."""
 
 import pytest
 import torch
@@ -29,6 +29,35 @@ def test_other_types_and_layouts_are_squared_too() -> None:
 def test_large_and_infinite_numbers() -> None:
     assert sums.square(torch.full((3,), 1e30)) == pytest.approx(3e60, rel=1e-6)
     assert sums.square(torch.tensor([float("inf")])) == float("inf")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("count", [0, 1, 17, 1000])
+def test_a_copy_from_any_address(count: int, offset: int) -> None:
+    values = numbers(count, 1)
+    block = memoryview(b"-" * offset + values.numpy().tobytes())
+    to = torch.empty(count)
+    assert sums.copy(block[offset:], to)
+    assert torch.equal(to, values)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("place", [0, 16, 18])
+def test_a_copy_says_whether_all_numbers_are_finite(
+    place: int, dtype: torch.dtype, odd: float
+) -> None:
+    values = numbers(19, 1).to(dtype)
+    to = torch.empty(19, dtype=dtype)
+    assert sums.copy(memoryview(values.view(torch.uint8).numpy()), to)
+    values[place] = odd
+    assert not sums.copy(memoryview(values.view(torch.uint8).numpy()), to)
+    assert torch.equal(to.view(torch.uint8), values.view(torch.uint8))
+
+
+def test_a_copy_of_large_numbers_is_finite() -> None:
+    values = torch.full((40,), 3e38)
+    assert sums.copy(memoryview(values.view(torch.uint8).numpy()), torch.empty(40))
 
 
 @pytest.mark.skipif(len(builds()) < 2, reason="this processor runs one build of the kernels only")

@@ -58,6 +58,7 @@ def test_they_are_cut_chosen_and_moved_as_one() -> None:
     x = Named({"a": torch.arange(4), "b": torch.arange(8.0).view(4, 2)})
     assert len(x) == 4 and x.shape == (4,) and x.nbytes == 4 * 8 + 8 * 4
     assert x[1:3].tensors["b"].tolist() == [[2, 3], [4, 5]]
+    assert [each.tensors["a"].tolist() for each in x.split_with_sizes([1, 3])] == [[0], [1, 2, 3]]
     assert x.index_select(0, torch.tensor([3, 0])).tensors["a"].tolist() == [3, 0]
     assert len(x.repeat(2)) == 8 and torch.equal(x.to("cpu").clone().tensors["a"], x.tensors["a"])
     again = Examples(named(x.tensors), torch.zeros(4)).take(np.array([2, 1]))

@@ -41,7 +41,7 @@ class Effort:
         """Like `macs`, for a function of the density and of the trained density."""
         frozen = self._frozen(factor(1.0, 1.0))
         if not self.densities and not self.trained:
-            return (self.layout.total("macs") * factor(1.0, 1.0) + frozen) * self.examples
+            return (self.layout.trained_macs * factor(1.0, 1.0) + frozen) * self.examples
         each = math.fsum(
             leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
             for name, leaf in self.layout.leaves.items()

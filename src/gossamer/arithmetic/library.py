@@ -56,6 +56,7 @@ class Library:
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
         self.add = function("add", None, pointer, pointer, integer, real)
         self.square = function("square", real, pointer, pointer, integer)
+        self.copy = function("copy", integer, pointer, integer, pointer)
         self.cut = function("cut", ctypes.c_float, pointer, integer, integer, integer)
         self.indices = function("indices", integer, pointer, integer, pointer)
         self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)

@@ -181,7 +181,8 @@ class _Packed:
         self.anchor: Params = {}
         self.anchored: Params | None = None
         """The model that `anchor` was packed from."""
-        self.settings: object = None
+        self.training: Training | None = None
+        self.prox = 0.0
         self.table = (CParam * len(self.names))()
         for number, name in enumerate(self.names):
             entry = self.table[number]
@@ -212,7 +213,7 @@ class _Packed:
     ) -> float:
         """Forward, backward and one step of SGD, in one call."""
         call = self.call
-        if self.settings != (training, prox) or self.anchored is not anchor:
+        if self.training is not training or self.prox != prox or self.anchored is not anchor:
             self._set(training, prox, anchor)
         self.native.set_batch(call, batch.x, batch.y)
         call.rate = rate
@@ -250,7 +251,7 @@ class _Packed:
                 self.table[number].velocity = self.velocity[name].data_ptr()
             if self.anchor:
                 self.table[number].anchor = self.anchor[name].data_ptr()
-        self.settings, self.anchored = (training, prox), anchor
+        self.training, self.prox, self.anchored = training, prox, anchor
 
     def _pack(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor itself where it is as the kernels want it, otherwise a copy."""

@@ -184,19 +184,21 @@ class Native:
         Raises:
             ValueError: the batch is empty, or not of the shape that the model was traced with.
         """
-        if not len(x):
+        shape = x.shape
+        batch = shape[0]  # len() of a tensor takes longer
+        if not batch:
             raise ValueError("a batch has no examples; batches need at least one")
-        if x.shape[1:] != self.plan.input:
-            wanted, found = tuple(self.plan.input), tuple(x.shape[1:])
+        if shape[1:] != self.plan.input:
+            wanted, found = tuple(self.plan.input), tuple(shape[1:])
             raise ValueError(f"the model takes examples of shape {wanted}, not {found}")
-        call.x, call.batch = x.data_ptr(), len(x)
-        if x.dim() == 4:
+        call.x, call.batch = x.data_ptr(), batch
+        if len(shape) == 4:
             call.stride_n, call.stride_c, call.stride_y, call.stride_x = x.stride()
         else:
             call.stride_n, call.stride_c = x.stride()
         if y is not None:
-            if y.shape != x.shape[:1] or not y.is_contiguous():
-                raise ValueError(f"{len(x)} examples have labels of shape {tuple(y.shape)}")
+            if y.shape != shape[:1] or not y.is_contiguous():
+                raise ValueError(f"{batch} examples have labels of shape {tuple(y.shape)}")
             call.labels = y.data_ptr()
 
     def ordered(self, name: str, params: Params) -> Tensor:

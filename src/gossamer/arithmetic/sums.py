@@ -1,7 +1,10 @@
-"""Sums over models, in one pass over memory."""
+"""Sums over models, and copies of them, in one pass over memory."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +31,20 @@ def square(values: Tensor, less: Tensor | None = None) -> float:
         return float(kernels.square(values.data_ptr(), other, values.numel()))
     numbers = (values.double() if less is None else values.double() - less.double()).flatten()
     return float(numbers @ numbers)
+
+
+def copy(values: memoryview, to: Tensor) -> bool:
+    """Copies bytes, at any address, into a contiguous tensor; returns whether all are finite.
+
+    False may also mean that their sum overflows: whoever cares looks at each of them.
+    """
+    kernels = library()
+    if kernels and _plain(to):
+        address, _ = np.frombuffer(values, np.uint8).__array_interface__["data"]
+        return bool(kernels.copy(address, to.numel(), to.data_ptr()))
+    bits = to.view(torch.int16) if to.dtype == torch.bfloat16 else to
+    bits.numpy().data.cast("B")[:] = values
+    return math.isfinite(to.sum().item())
 
 
 def _plain(values: Tensor) -> bool:

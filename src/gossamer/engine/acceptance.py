@@ -6,7 +6,7 @@ A refusal costs its client the round, never the run; the client is named in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -43,8 +43,9 @@ def bounded(run: Run, client: Client, account: Account) -> Account:
         )
     if not 0 <= account.density <= 1:
         raise WireError(f"a density of {account.density:g} is claimed")
-    most = _most_flops(run, account.examples, account.steps, max(account.steps, client.examples))
-    if not 0 <= account.flops <= most:
+    work = (run, account.examples, account.steps, max(account.steps, client.examples))
+    if not any(0 <= account.flops <= most for most in _dense_flops(*work)):
+        most = max(_dense_flops(*work))
         raise WireError(f"{account.flops} FLOPs are claimed, where a dense model needs {most}")
     names = account.metrics
     if len(names) > METRICS or any(len(name) > LONGEST_NAME for name in names):
@@ -63,12 +64,12 @@ def bounded(run: Run, client: Client, account: Account) -> Account:
     return replace(account, metrics=finite)
 
 
-def _most_flops(run: Run, examples: int, steps: int, per_epoch: int) -> int:
-    """What the work costs without masks, or with masks that keep everything."""
+def _dense_flops(run: Run, examples: int, steps: int, per_epoch: int) -> Iterator[int]:
+    """What the work costs without masks, and with masks that keep everything."""
     layout, count = run.task.layout, FLOPS[run.options.flops_model]
-    whole = dict.fromkeys(layout.prunable, 1.0)
-    efforts = (Effort(layout, each, examples, steps, per_epoch) for each in ({}, whole))
-    return round(max(map(count, efforts)) * (1 + 1e-9))
+    for densities in ({}, dict.fromkeys(layout.prunable, 1.0)):
+        effort = Effort(layout, densities, examples, steps, per_epoch)
+        yield round(count(effort) * (1 + 1e-9))
 
 
 Rebased: TypeAlias = Callable[[Exchange[Any, Any]], Exchange[Any, Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
@@ -346,21 +347,20 @@ def batches(ctx: Ctx, job: Job[Any], augment: Augment | None = None) -> Iterator
     data, device = ctx.own.train, ctx.task.device
     count = len(data)
     cuts = _cuts(ctx, job)
-    ends = [*cuts[1:], count]
+    sizes = [end - start for start, end in pairwise((*cuts, count))]
     steps = _steps(job.epochs, len(cuts))
     step = 0
     for epoch in range(math.ceil(steps / len(cuts))):
         shuffled = data.take(ctx.key.fold("epoch", epoch).numpy().permutation(count))
-        inputs, labels = shuffled.x.to(device), shuffled.y.to(device)
-        for start, end in zip(cuts, ends, strict=True):
+        inputs = shuffled.x.to(device).split_with_sizes(sizes)
+        labels = shuffled.y.to(device).split_with_sizes(sizes)
+        for x, y in zip(inputs, labels, strict=True):
             if step == steps:
                 return
             key = ctx.key.fold("step", step)
-            x = inputs[start:end]
             if augment:
                 x = augment(x, key.fold("augment"))
-            y, place = labels[start:end], (step, steps, epoch, job.epochs, len(cuts))
-            yield Batch(x, y, key, *place, job.batch)
+            yield Batch(x, y, key, step, steps, epoch, job.epochs, len(cuts), job.batch)
             step += 1
 
 

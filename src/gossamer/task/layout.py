@@ -215,7 +215,12 @@ class Layout:
     @cached_property
     def macs(self) -> int:
         """Multiply-accumulates of one example's forward pass through the dense model."""
-        return self.total("macs") + sum(leaf.macs for leaf in self.constants.values())
+        return self.trained_macs + sum(leaf.macs for leaf in self.constants.values())
+
+    @cached_property
+    def trained_macs(self) -> int:
+        """The same, without the layers whose weights are constants."""
+        return self.total("macs")
 
     @cached_property
     def count(self) -> int:

@@ -6,7 +6,6 @@ so they are computed once, and the values are copied once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gossamer.arithmetic import sums
 from gossamer.wire.kinds import TensorNode
 from gossamer.wire.mode import Mode
 from gossamer.wire.schema import Schema
@@ -34,10 +34,7 @@ class Dense:
         if len(payload) != self.size:
             return None
         block = torch.empty(sum(self.counts), dtype=self.dtype)
-        bits = block.view(torch.int16) if self.dtype == torch.bfloat16 else block
-        bits.numpy().data.cast("B")[:] = payload
-        # If the sum is finite, so are its terms; an infinite sum may also be an overflow.
-        if finite and not math.isfinite(block.sum().item()):
+        if not sums.copy(payload, block) and finite:
             return None
         parts = torch.split(block, list(self.counts))
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]

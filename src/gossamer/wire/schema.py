@@ -178,7 +178,10 @@ def _gather(record: object, leaves: list[Leaf]) -> None:
             leaves.append(record)
         case dict():
             for value in record.values():
-                _gather(value, leaves)
+                if isinstance(value, Tensor):  # most are: a call for each of them would take longer
+                    leaves.append(value)
+                else:
+                    _gather(value, leaves)
         case tuple() | list():
             for value in record:
                 _gather(value, leaves)

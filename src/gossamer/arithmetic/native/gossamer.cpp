@@ -85,18 +85,42 @@ void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, i
 // The sum of (values - less)^2; nothing is taken away where `less` is null. Sixteen fixed lanes, added in one order, so
 // that all builds give the same bits.
 double gossamer_square(const float* __restrict__ values, const float* __restrict__ less, int64_t count) {
-  double lanes[16] = {};
-  const auto take = [&](int64_t i, int lane) {
-    const double change = less ? (double)values[i] - (double)less[i] : (double)values[i];
-    lanes[lane] += change * change;
+  typedef double Eight __attribute__((vector_size(64)));
+  Eight lanes[2] = {};
+  const auto eight = [](const float* from) __attribute__((always_inline)) {
+    return __builtin_convertvector(load_eight(from), Eight);
+  };
+  const auto take = [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const int64_t at = i + half * 8;
+      const Eight change = less ? eight(values + at) - eight(less + at) : eight(values + at);
+      lanes[half] += change * change;
+    }
   };
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16)
-    for (int lane = 0; lane < 16; lane++) take(i + lane, lane);
-  for (int lane = 0; i < count; i++, lane++) take(i, lane);
-  for (int half = 8; half; half /= 2)
-    for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  for (; i + 16 <= count; i += 16) take(i);
+  for (int lane = 0; i < count; i++, lane++) {
+    const double change = less ? (double)values[i] - (double)less[i] : (double)values[i];
+    lanes[lane / 8][lane % 8] += change * change;
+  }
+  lanes[0] += lanes[1];
+  for (int half = 4; half; half /= 2)
+    for (int lane = 0; lane < half; lane++) lanes[0][lane] += lanes[0][lane + half];
+  return lanes[0][0];
+}
+
+// Copies numbers from any address; returns whether all of them are finite.
+int64_t gossamer_copy(const uint8_t* __restrict__ from, int64_t count, float* __restrict__ to) {
+  const uint32_t exponent = 0x7f800000;
+  uint32_t odd = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t bits;
+    memcpy(&bits, from + 4 * i, 4);
+    odd |= (bits & exponent) == exponent;
+    memcpy(to + i, &bits, 4);
+  }
+  return !odd;
 }
 
 // The indices of bytes that are not zero, in order; returns how many. `to` has room for one more. Most bytes of a
