@@ -59,7 +59,9 @@ class Library:
         self.copy = function("copy", integer, pointer, integer, pointer)
         self.cut = function("cut", ctypes.c_float, pointer, integer, integer, integer)
         self.indices = function("indices", integer, pointer, integer, pointer)
-        self.scale = function("scale", None, pointer, integer, integer, *[pointer] * 3)
+        self.scale = function(
+            "scale", integer, pointer, integer, integer, pointer, integer, *[pointer] * 3
+        )
         self.turns = function("turns", pointer)
         self.free_turns = function("free_turns", None, pointer)
         self.take_turn = function("take_turn", None, pointer)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.data.arrays import Arrays, Labels
 from gossamer.data.federation import Augment
-from gossamer.data.inputs import Ints, Scale
+from gossamer.data.inputs import Ints, Rows, Scale
 from gossamer.named import named
 
 
@@ -39,8 +39,8 @@ class ByName:
 
     shape: tuple[int, ...] = ()
 
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
-        return named({name: _tensor(column) for name, column in rows.item().items()})
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor:
+        return named({name: _tensor(column) for name, column in stored[places].item().items()})
 
     def augment(self, scale: Scale) -> Augment | None:
         return None

@@ -73,11 +73,11 @@ class Rows(Protocol):
 
 
 class Kind(Protocol):
-    """How stored rows become tensors; `shape` is one input without the batch dimension."""
+    """How chosen rows become tensors; `shape` is one input without the batch dimension."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor: ...
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor: ...
     def augment(self, scale: Scale) -> Augment | None: ...
     def facts(self, scale: Scale) -> dict[str, object]: ...
 
@@ -103,11 +103,10 @@ class Images:
         """Factor and offset per channel that turn a byte into an input."""
         return _affine(self, scale)
 
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor:
         factor, offset = _affine_rows(self, scale)
-        flat = torch.from_numpy(rows).reshape(-1, math.prod(self.size))
-        flat = scaled(flat.contiguous(), factor, offset)
-        return flat.view(-1, *self.size).permute(0, 3, 1, 2)
+        rows = np.asarray(stored).reshape(-1, math.prod(self.size))
+        return scaled(rows, places, factor, offset).view(-1, *self.size).permute(0, 3, 1, 2)
 
     def augment(self, scale: Scale) -> Augment | None:
         black = self.affine(scale)[1]
@@ -153,8 +152,8 @@ class Features:
         std = np.where(std > 0, std, 1.0)
         return Features(train.shape[1:], mean.astype(np.float32), std.astype(np.float32))
 
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
-        values = rows.astype(np.float32)
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor:
+        values = stored[places].astype(np.float32)
         if scale == "normalised":
             values = (values - self.mean) / self.std
         return torch.from_numpy(values)
@@ -173,7 +172,8 @@ class AsGiven:
     shape: tuple[int, ...]
     dtype: str
 
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor:
+        rows = stored[places]
         values = rows.astype(np.float32) if rows.dtype == np.float64 else rows
         return torch.from_numpy(np.ascontiguousarray(values))
 
@@ -195,8 +195,8 @@ class Tokens:
     def shape(self) -> tuple[int, ...]:
         return (self.length,)
 
-    def tensor(self, rows: np.ndarray, scale: Scale) -> Tensor:
-        return torch.from_numpy(rows.astype(np.int64))
+    def tensor(self, stored: Rows, places: Ints, scale: Scale) -> Tensor:
+        return torch.from_numpy(stored[places].astype(np.int64))
 
     def augment(self, scale: Scale) -> Augment | None:
         return None

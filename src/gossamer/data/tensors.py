@@ -107,8 +107,7 @@ class Tensors:
 
     def _examples(self, x: Rows, y: np.ndarray, rows: Ints) -> Examples:
         def load(order: Ints | None) -> Tensor:
-            chosen = rows if order is None else rows[order]
-            return self.arrays.kind.tensor(x[chosen], self.scale)
+            return self.arrays.kind.tensor(x, rows if order is None else rows[order], self.scale)
 
         return Examples(load, torch.from_numpy(y[rows]))
 

@@ -36,7 +36,7 @@ class Dense:
         block = torch.empty(sum(self.counts), dtype=self.dtype)
         if not sums.copy(payload, block) and finite:
             return None
-        parts = torch.split(block, list(self.counts))
+        parts = block.split_with_sizes(self.counts)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 

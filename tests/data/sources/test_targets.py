@@ -83,7 +83,7 @@ def test_archives_of_every_task(tmp_path: Path) -> None:
     words = archive(tmp_path / "c.npz", x=tokens, y=(tokens + 1) % 7)
     found = load(words, inputs=Inputs(task="language"))
     assert found.labels.classes == 7 and found.kind.facts("raw") == {"vocabulary": 7}
-    assert found.kind.tensor(found.train[np.arange(2)], "raw").dtype == torch.int64
+    assert found.kind.tensor(found.train, np.arange(2), "raw").dtype == torch.int64
 
 
 def test_what_is_no_class_is_refused_with_the_tasks_that_there_are(tmp_path: Path) -> None:

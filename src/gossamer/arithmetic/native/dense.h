@@ -206,6 +206,7 @@ static void dense_product(const Product& p, const float* a, const float* bias, c
 // A sum of outer products, with the inner side in the lanes: Y [rows][inner] is the sum over b of
 // G[r * g_row + b * g_step] X[b * x_row + :]. It is a gradient that is stored, or goes straight
 // into a step of SGD without momentum: Y are then the weights.
+constexpr int NEAREST = 6144;  // floats: half of a first-level cache
 struct Outer {
   int rows, inner, count;
   long g_row, g_step, x_row;
@@ -241,22 +242,27 @@ INLINE void outer_tile(const Outer& p, const float* g, const float* x, int skip,
       store<W>(to, v);
     }
 }
-// Rows outside, so that weights are read and written in the order of their memory.
+// In pieces of the inner side, whose X stays in the nearest cache while all rows pass.
 static void outer_product(const Outer& p, const float* g, const float* x, float* y) {
-  int r = 0;
-  auto tiles = [&]<int R>() {
-    for (; r + R <= p.rows; r += R) {
-      const float* g_rows = g + r * p.g_row;
-      float* y_rows = y + (long)r * p.inner;
-      // Copies: what is captured by reference would be read again after every store.
-      blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(p.inner, [=]<int W, int N>(int at, int skip) __attribute__((always_inline)) {
-        outer_tile<W, R, N>(p, g_rows, x + at, skip, y_rows + at);
-      });
-    }
-  };
-  tiles.template operator()<4>();
-  tiles.template operator()<2>();
-  tiles.template operator()<1>();
+  const int piece = std::max(256, NEAREST / p.count / 64 * 64);
+  for (int from = 0; from < p.inner; from += piece) {
+    const int size = std::min(piece, p.inner - from);
+    int r = 0;
+    auto tiles = [&]<int R>() {
+      for (; r + R <= p.rows; r += R) {
+        const float* g_rows = g + r * p.g_row;
+        const float* x_piece = x + from;
+        float* y_rows = y + (long)r * p.inner + from;
+        // Copies: what is captured by reference would be read again after every store.
+        blocks<NATIVE, (NATIVE == 16 ? 4 : 2)>(size, [=]<int W, int N>(int at, int skip) __attribute__((always_inline)) {
+          outer_tile<W, R, N>(p, g_rows, x_piece + at, skip, y_rows + at);
+        });
+      }
+    };
+    tiles.template operator()<4>();
+    tiles.template operator()<2>();
+    tiles.template operator()<1>();
+  }
 }
 
 // [rows][columns] becomes [columns][rows], in squares. The last ones overlap those before them.

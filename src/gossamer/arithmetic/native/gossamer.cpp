@@ -142,11 +142,22 @@ int64_t gossamer_indices(const uint8_t* mask, int64_t count, int64_t* to) {
   return next - to;
 }
 
-// Rows of bytes as inputs of a model, byte * factor + offset, rounded twice as by torch.
-void gossamer_scale(const uint8_t* bytes, int64_t rows, int64_t size, const float* __restrict__ factor,
-                    const float* __restrict__ offset, float* __restrict__ to) {
-  for (; rows > 0; rows--, bytes += size, to += size)
-    for (int64_t i = 0; i < size; i++) to[i] = (float)bytes[i] * factor[i] + offset[i];
+// Chosen rows of bytes as inputs of a model, byte * factor + offset, rounded twice as by torch. 0, or 1 if a place is
+// not one of the `stored` rows.
+int64_t gossamer_scale(const uint8_t* bytes, int64_t stored, int64_t size, const int64_t* places, int64_t count,
+                       const float* __restrict__ factor, const float* __restrict__ offset, float* __restrict__ to) {
+  for (int64_t row = 0; row < count; row++)
+    if (places[row] < 0 || places[row] >= stored) return 1;
+  for (int64_t row = 0; row < count; row++, to += size) {
+    const uint8_t* from = bytes + places[row] * size;
+    const uint8_t* next = bytes + places[row + 1 < count ? row + 1 : row] * size;
+    for (int64_t i = 0; i < size; i += 64) {
+      __builtin_prefetch(next + i);  // rows are far apart
+      const int64_t end = i + 64 < size ? i + 64 : size;
+      for (int64_t j = i; j < end; j++) to[j] = (float)from[j] * factor[j] + offset[j];
+    }
+  }
+  return 0;
 }
 
 // Threads that take turns: the others wait here, or compute, while the one whose turn it is does all else.
