@@ -145,13 +145,13 @@ static void dense_gradient(const Pass& p, const List& taps, const float* in, con
   }
 }
 
-// The kernel of a class of input pixels as [input][kernel row][kernel column][output].
+// The kernel of a class of input pixels as [input][kernel row][output][kernel column].
 static void transpose_kernel(const Geometry& g, const Class& c, const float* values, float* to) {
   for (int in = 0; in < g.inputs; in++)
     for (int r = 0; r < c.rows; r++) {
       const int i = c.first_row + (c.rows - 1 - r) * g.stride_y;
-      for (int j = c.first_column; j < g.kernel_width; j += g.stride_x)
-        for (int o = 0; o < g.outputs; o++)
+      for (int o = 0; o < g.outputs; o++)
+        for (int j = c.first_column; j < g.kernel_width; j += g.stride_x)
           *to++ = values[(((long)o * g.kernel_height + i) * g.kernel_width + j) * g.inputs + in];
     }
 }

@@ -152,8 +152,8 @@ static Taps make_taps(const Geometry& g) {
   for (Class& c : taps.backward) {
     for (int r = 0; r < c.rows; r++) {
       c.list.starts.push_back((int32_t)c.list.count());
-      for (int j = c.first_column; j < g.kernel_width; j += g.stride_x)
-        for (int o = 0; o < g.outputs; o++)
+      for (int o = 0; o < g.outputs; o++)  // outside: pixels of neighbouring columns are read again at once
+        for (int j = c.first_column; j < g.kernel_width; j += g.stride_x)
           c.list.offsets.push_back(o * g.out_height * g.grad_pitch +
                                    floor_divide(c.first_x + g.pad_x - j, g.stride_x));
     }
