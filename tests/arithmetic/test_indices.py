@@ -26,3 +26,30 @@ def test_indices_are_counted_row_by_row_in_any_layout_of_memory() -> None:
     flat = mask.flatten().nonzero().flatten()
     assert torch.equal(true_indices(mask), flat)
     assert torch.equal(true_indices(mask.contiguous(memory_format=torch.channels_last)), flat)
+
+
+def test_indices_of_sparse_masks_are_remembered_until_the_mask_changes_or_dies() -> None:
+    mask = torch.zeros(80, dtype=torch.bool)
+    mask[7] = True
+    assert true_indices(mask) is true_indices(mask)
+    mask[9] = True
+    assert true_indices(mask).tolist() == [7, 9]
+    other = mask.clone()
+    other[1] = True
+    assert true_indices(other).tolist() == [1, 7, 9]
+    number = id(mask)
+    del mask
+    assert number not in indices._known
+
+
+def test_indices_that_would_take_more_memory_than_the_mask_are_not_kept() -> None:
+    mask = torch.ones(80, dtype=torch.bool)
+    assert true_indices(mask) is not true_indices(mask)
+
+
+def test_masks_without_versions_are_read_each_time() -> None:
+    with torch.inference_mode():
+        mask = torch.zeros(80, dtype=torch.bool)
+        assert true_indices(mask).tolist() == []
+        mask[3] = True
+        assert true_indices(mask).tolist() == [3]

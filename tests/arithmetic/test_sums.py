@@ -31,6 +31,33 @@ def test_large_and_infinite_numbers() -> None:
     assert sums.square(torch.tensor([float("inf")])) == float("inf")
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("shape", [(0,), (17,), (6, 10), (4, 3, 5, 5)])
+def test_sums_are_those_of_torch_with_and_without_a_mask(
+    shape: tuple[int, ...], kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(sums, "library", lambda: None)
+    draw = torch.Generator().manual_seed(1)
+    values, mask = torch.randn(shape, generator=draw), torch.rand(shape, generator=draw) < 0.4
+    before = torch.randn(shape, generator=draw).double()
+    for kept in (
+        None,
+        mask,
+        mask.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else mask,
+    ):
+        found = before.clone()
+        sums.add(found, values, 0.3, kept)
+        chosen = values if kept is None else torch.where(kept, values, 0)
+        assert torch.equal(found, before.clone().add_(chosen, alpha=0.3))
+
+
+def test_numbers_outside_of_a_mask_do_not_count() -> None:
+    found, mask = torch.zeros(20).double(), torch.arange(20) < 3
+    sums.add(found, torch.full((20,), float("nan")).masked_fill(mask, 1.0), 0.5, mask)
+    assert found.sum().item() == 1.5
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("count", [0, 1, 17, 1000])
 def test_a_copy_from_any_address(count: int, offset: int) -> None:

@@ -54,7 +54,7 @@ class Library:
         self.single_memory = function("single_memory", pointer, pointer)
         self.free_single_memory = function("free_single_memory", None, pointer)
         self.run_single = function("run_single", None, pointer, pointer, pointer, integer, pointer)
-        self.add = function("add", None, pointer, pointer, integer, real)
+        self.add = function("add", None, pointer, pointer, pointer, integer, real)
         self.square = function("square", real, pointer, pointer, integer)
         self.copy = function("copy", integer, pointer, integer, pointer)
         self.cut = function("cut", ctypes.c_float, pointer, integer, integer, integer)

@@ -11,16 +11,21 @@ from torch import Tensor
 from gossamer.arithmetic.library import library
 
 
-def add(sums: Tensor, values: Tensor, share: float) -> None:
-    """`sums += share * values`, with contiguous sums in float64.
+def add(sums: Tensor, values: Tensor, share: float, mask: Tensor | None = None) -> None:
+    """`sums += share * values` where the mask is, with contiguous sums in float64.
 
     The kernels take half of torch's time, and round as torch does: once, if the processor can.
     """
     kernels = library()
-    if kernels and kernels.fuses and _plain(values) and values.shape == sums.shape:
-        kernels.add(sums.data_ptr(), values.data_ptr(), values.numel(), share)
+    fits = _plain(values) and values.shape == sums.shape
+    if mask is not None:
+        fits = fits and mask.shape == sums.shape and mask.is_contiguous()
+        fits = fits and mask.dtype == torch.bool and mask.is_cpu
+    if kernels and kernels.fuses and fits:
+        where = None if mask is None else mask.data_ptr()
+        kernels.add(sums.data_ptr(), values.data_ptr(), where, values.numel(), share)
     else:
-        sums.add_(values, alpha=share)
+        sums.add_(values if mask is None else torch.where(mask, values, 0), alpha=share)
 
 
 def square(values: Tensor, less: Tensor | None = None) -> float:

@@ -140,7 +140,7 @@ class _Sum:
             add(self.total, tensor, share)
             self.weight.add_(share)
             return
-        add(self.total, torch.where(mask, tensor, 0), share)
+        add(self.total, tensor, share, mask)
         self.weight.add_(mask if self.by_owner else 1, alpha=share)
         self.owned.logical_or_(mask)
 

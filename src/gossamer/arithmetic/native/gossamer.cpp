@@ -73,13 +73,20 @@ void gossamer_descend(Param* params, int64_t count, double rate, double momentum
   for (int64_t p = 0; p < count; p++) descend(params[p], rate, momentum, weight_decay, first);
 }
 
-// sums += share * values, rounded once where the processor can.
-void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, int64_t count, double share) {
+// sums += share * values, where `mask` is not null only where it is not zero. Rounded once where the processor can.
+void gossamer_add(double* __restrict__ sums, const float* __restrict__ values, const uint8_t* __restrict__ mask,
+                  int64_t count, double share) {
+  const auto add = [&](int64_t i, double value) __attribute__((always_inline)) {
 #if defined(__FMA__) || defined(__ARM_NEON)
-  for (int64_t i = 0; i < count; i++) sums[i] = __builtin_fma(share, (double)values[i], sums[i]);
+    sums[i] = __builtin_fma(share, value, sums[i]);
 #else
-  for (int64_t i = 0; i < count; i++) sums[i] += share * (double)values[i];
+    sums[i] += share * value;
 #endif
+  };
+  if (mask)
+    for (int64_t i = 0; i < count; i++) add(i, mask[i] ? (double)values[i] : 0.);
+  else
+    for (int64_t i = 0; i < count; i++) add(i, (double)values[i]);
 }
 
 // The sum of (values - less)^2; nothing is taken away where `less` is null. Sixteen fixed lanes, added in one order, so
