@@ -92,6 +92,8 @@ def sequence(*parts: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 IMAGE = (2, 7, 6)
+LARGE = (2, 28, 26)
+"""Activations of such images are so large that batches of 48 and more are computed in parts."""
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(9, 3)), (9,)),
     "mlp": (lambda: nn.Sequential(nn.Linear(9, 17), nn.ReLU(), nn.Linear(17, 4)), (9,)),
@@ -177,6 +179,17 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         IMAGE,
     ),
     "residual tiles": (lambda: Residual(nn.BatchNorm2d, before=True, width=16), IMAGE),
+    "in parts": (
+        lambda: sequence(
+            nn.Conv2d(2, 24, 5, padding=2),
+            nn.GroupNorm(3, 24),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(24, 5, 3, stride=2),
+            shape=LARGE,
+        ),
+        LARGE,
+    ),
     "logits of a convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, (7, 6)), nn.Flatten()),
         IMAGE,

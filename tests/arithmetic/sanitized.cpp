@@ -171,7 +171,7 @@ int main(int, char** arguments) {
     void* plan = gossamer_plan(model.steps.data(), model.header.steps, model.values.data(), model.header.values,
                                model.header.input, model.header.output, model.header.floats);
     for (int kind = 0; kind < MASK_KINDS; kind++)
-      for (int64_t batch : {1, 3, 7, 10, 37})
+      for (int64_t batch : {1, 3, 7, 10, 37, 50})
         for (bool everywhere : {false, true}) {
           runs++;
           if (run(model, plan, (MaskKind)kind, batch, everywhere)) continue;

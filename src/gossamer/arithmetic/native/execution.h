@@ -1,4 +1,4 @@
-// One call of a plan: forward, backward and a step of SGD, on one batch.
+// Forward and backward passes of a plan.
 #pragma once
 #include "dropout.h"
 #include "norms.h"
@@ -9,32 +9,27 @@
 
 namespace gossamer {
 
-// One call: the batch, the parameters, and memory.
+// One pass: the batch, the parameters, and memory.
 class Execution {
  public:
   Execution(const Plan& plan, Workspace& memory, Call& call) : plan(plan), memory(memory), call(call), batch((int)call.batch) {
     memory.arena.room(plan.floats * batch);
     memory.statistics.room(plan.statistics + plan.example_statistics * batch);
     memory.rows.room(row_floats());
-    if (call.update) memory.updated.assign(call.param_count, false);
     if (memory.choices.size() < (size_t)plan.choices * batch) memory.choices.resize((size_t)plan.choices * batch);
   }
 
-  // False if a label is not a class.
-  bool run() {
+  // Forward, and backward if it is wanted, on examples of a batch of `whole`: gradients are those of its mean loss, to
+  // which these examples' share is `call.loss`.
+  void pass(int64_t whole) {
     const Image logits = image(plan.output);
-    if (call.labels)
-      for (int b = 0; b < batch; b++)
-        if (call.labels[b] < 0 || call.labels[b] >= logits.channels) return false;
     if (plan.first == NONE) read_batch();
     for (size_t i = 0; i < plan.steps.size(); i++) forward(plan.steps[i], i);
     if (call.outputs) transpose(logits.channels, batch, logits.at, batch, call.outputs, logits.channels);
     if (call.labels)
-      call.loss = cross_entropy(logits, call.labels, call.backward ? gradient(plan.output).at : nullptr);
+      call.loss = cross_entropy(logits, call.labels, call.backward ? gradient(plan.output).at : nullptr, whole);
     if (call.backward)
       for (size_t i = plan.steps.size(); i-- > 0;) backward(plan.steps[i], i);
-    if (call.update) update();
-    return true;
   }
 
  private:
@@ -249,13 +244,11 @@ class Execution {
       transpose(in.channels, batch, in.at, batch, memory.sums.data(), in.channels);
     }
     rows = largest(weight, rows, in.channels);
-    const bool at_once = call.update && plain_sgd() && !weight.mask && !weight.lists;
+    const bool at_once = call.update && plain_sgd(call) && !weight.mask && !weight.lists;
     const Outer outer{grad.channels, in.channels, batch, batch, 1, rows.stride, at_once, (float)-call.rate};
     outer_product(outer, grad.at, rows.at, at_once ? weight.values : weight.grad);
     if (at_once) memory.updated[s.weight] = true;
   }
-  // Whether a step is -rate * gradient and nothing else, so that gradients need not be kept.
-  bool plain_sgd() const { return !call.momentum && !call.weight_decay && !call.clip && !call.prox; }
 
   // ---- norms ----------------------------------------------------------------------------------
 
@@ -355,31 +348,6 @@ class Execution {
     if (s.kind == MAX_POOL) max_pool_backward(grad, to, window_of(s), choices_of(index), !stores);
     if (s.kind == AVERAGE_POOL) average_pool_backward(grad, to, window_of(s));
     if (s.kind == SUBSAMPLE) subsample_backward(grad, to, (int)s.stride_y);
-  }
-
-  // ---- SGD ------------------------------------------------------------------------------------
-
-  void update() {
-    const float prox = (float)call.prox;
-    double squares = 0;
-    for (int64_t p = 0; p < call.param_count; p++) {
-      Param& each = call.params[p];
-      if (!each.grad || memory.updated[p]) continue;
-      if (prox)
-        for (int64_t i = 0; i < each.count; i++) each.grad[i] = fused(prox, each.values[i] - each.anchor[i], each.grad[i]);
-      if (each.mask)
-        for (int64_t i = 0; i < each.count; i++) each.grad[i] = each.mask[i] ? each.grad[i] : 0.f;
-      if (call.clip)
-        for (int64_t i = 0; i < each.count; i++) squares += (double)each.grad[i] * each.grad[i];
-    }
-    const float scale = call.clip ? (float)std::min(1.0, call.clip / (std::sqrt(squares) + 1e-6)) : 1.f;
-    for (int64_t p = 0; p < call.param_count; p++)
-      if (call.params[p].grad && !memory.updated[p]) {
-        Param& each = call.params[p];
-        if (scale != 1.f)
-          for (int64_t i = 0; i < each.count; i++) each.grad[i] *= scale;
-        descend(each, call.rate, call.momentum, call.weight_decay, call.first);
-      }
   }
 };
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <mutex>
 
-#include "execution.h"
 #include "single_model.h"
+#include "training_step.h"
 
 using namespace gossamer;
 
@@ -176,7 +176,7 @@ void gossamer_end_turn(void* turns) { ((std::mutex*)turns)->unlock(); }
 // 0, or 1 if a label is not a class. `turns`: of the calling thread, which has its turn again at the end; or null.
 int64_t gossamer_run(void* plan, void* workspace, Call* call, void* turns) {
   if (turns) gossamer_end_turn(turns);
-  const bool done = Execution(*(Plan*)plan, *(Workspace*)workspace, *call).run();
+  const bool done = run(*(Plan*)plan, *(Workspace*)workspace, *call);
   if (turns) gossamer_take_turn(turns);
   return done ? 0 : 1;
 }

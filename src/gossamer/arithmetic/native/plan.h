@@ -50,6 +50,8 @@ struct Param {
   // found, so that the given share of them is read.
   float* input_cut;
   int64_t share_numerator, share_denominator;
+
+  int64_t gradients() const { return !grad ? 0 : lists && everywhere ? lists->geometry.weights() : count; }
 };
 
 struct Call {
@@ -119,13 +121,14 @@ class Floats {
 
 // Memory that one thread uses again from call to call.
 struct Workspace {
-  Floats arena, statistics, values, sums, rows, inputs;
+  Floats arena, statistics, values, sums, rows, inputs, partial;
   Search search;
   std::vector<uint8_t> choices;
   std::vector<uint8_t> updated;  // parameters whose step of SGD is done
 
   size_t bytes() const {
-    const size_t floats = arena.size() + statistics.size() + values.size() + sums.size() + rows.size() + inputs.size();
+    const size_t floats = arena.size() + statistics.size() + values.size() + sums.size() + rows.size() + inputs.size() +
+                          partial.size();
     return sizeof(float) * (floats + search.magnitudes.size() + search.bins.size()) + choices.size() + updated.size();
   }
 };

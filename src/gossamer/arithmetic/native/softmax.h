@@ -48,8 +48,8 @@ static void softmax_backward(const Image& out, const Image& grad, const Image& t
   }
 }
 
-// The mean cross-entropy, and its gradient where `grad` is given.
-static float cross_entropy(const Image& logits, const int64_t* labels, float* grad) {
+// The cross-entropy of examples of a batch of `whole`, over their number there, and its gradient where `grad` is given.
+static double cross_entropy(const Image& logits, const int64_t* labels, float* grad, int64_t whole) {
   const int batch = logits.batch;
   double total = 0;
   for (int b = 0; b < batch; b++) {
@@ -62,11 +62,11 @@ static float cross_entropy(const Image& logits, const int64_t* labels, float* gr
     }
     total += std::log((double)sum) - (logits.at[labels[b] * batch + b] - most);
     if (!grad) continue;
-    const float scale = 1.f / (sum * batch);
+    const float scale = 1.f / (sum * whole);
     for (int c = 0; c < logits.channels; c++) grad[(long)c * batch + b] *= scale;
-    grad[labels[b] * batch + b] -= 1.f / batch;
+    grad[labels[b] * batch + b] -= 1.f / whole;
   }
-  return (float)(total / batch);
+  return total / whole;
 }
 
 }  // namespace gossamer
