@@ -19,8 +19,9 @@ from torch import Tensor
 
 import gossamer
 from gossamer import Batch, Client, Examples, Key, sample, sample_by_budget, sample_richest
-from gossamer.core import apportion, budgets_of
+from gossamer.core import budgets_of
 from gossamer.data import Pool
+from gossamer.data.budgets import apportion
 from helpers import linear, server_ctx
 
 parts = st.lists(st.text(max_size=4) | st.integers(-5, 5), max_size=4).map(tuple)

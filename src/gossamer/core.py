@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
-from math import lcm
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -161,6 +159,8 @@ class Ctx:
     budgets: tuple[float, ...] = (1.0,)
     """The distinct budgets in the pool, ascending; on a client, only this default."""
     pool: int = 0  # clients in all; on a client, only this default
+    same: list[Any] = field(default_factory=list, compare=False, repr=False)
+    """What a server computes for many clients of a round; see `parts.sparse_model.send`."""
 
     @property
     def own(self) -> Data:
@@ -390,16 +390,3 @@ def levels_of(pool: Sequence[Client]) -> Levels:
 def budgets_of(pool: Sequence[Client]) -> tuple[float, ...]:
     """The distinct budgets in the pool, ascending."""
     return levels_of(pool).budgets
-
-
-def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
-    """Divides `total` into integers proportional to the weights, by largest remainder."""
-    common = lcm(*(weight.denominator for weight in weights))
-    counts = [int(weight * common) for weight in weights]
-    whole = sum(counts)
-    parts = [total * count // whole for count in counts]
-    remainders = [total * count % whole for count in counts]
-    order = sorted(range(len(parts)), key=lambda index: -remainders[index])  # ties stay in order
-    for index in order[: total - sum(parts)]:
-        parts[index] += 1
-    return parts

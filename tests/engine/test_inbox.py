@@ -11,7 +11,7 @@ from gossamer import Ctx, FedAvg, Job, Options, run
 from gossamer.arithmetic.model import Model
 from gossamer.core import Masks
 from gossamer.engine import ClientError
-from gossamer.engine.inbox import Inbox
+from gossamer.engine.sharing import Inbox
 from gossamer.methods.parts.dense_model import Down, Local, Work
 from gossamer.wire import Mode, Revision, write
 from helpers import Toy, linear

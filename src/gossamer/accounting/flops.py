@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from gossamer.arithmetic.indices import true_count
 from gossamer.core import Masks
 from gossamer.task.layout import Layout
 
@@ -115,16 +117,21 @@ def density(layout: Layout, masks: Masks) -> float:
         return 1.0
     total = sum(layout.leaves[name].count for name in layout.prunable)
     kept = sum(
-        int(masks[name].sum()) if name in masks else layout.leaves[name].count
+        int(_active(masks[name])) if name in masks else layout.leaves[name].count
         for name in layout.prunable
     )
     return kept / total if total else 1.0
 
 
+def _active(mask: Tensor) -> float:
+    """The sum of a mask, whose entries may be shares."""
+    return true_count(mask) if mask.dtype == torch.bool else float(mask.sum())
+
+
 def densities(masks: Mapping[str, Tensor | float]) -> dict[str, float]:
     """The share that each mask keeps; a number is such a share."""
     return {
-        name: mask if isinstance(mask, float) else float(mask.float().mean())
+        name: mask if isinstance(mask, float) else _active(mask) / mask.numel()
         for name, mask in masks.items()
         if isinstance(mask, float) or mask.numel()
     }

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from gossamer.arithmetic import choice, turns
+from gossamer.arithmetic.indices import true_count
 from gossamer.arithmetic.plan import Lists, Plan, in_memory_order
 from gossamer.arithmetic.structs import CCall, CParam
 from gossamer.core import Batch, Masks, Params
@@ -42,7 +43,6 @@ class Native:
         self.workspace: int = self.library.workspace()
         weakref.finalize(self, self.library.free_workspace, self.workspace)
         self._lists: dict[str, tuple[Tensor, float, Lists]] = {}
-        self._densities: dict[str, tuple[Tensor, float, float]] = {}
 
     @property
     def bytes(self) -> int:
@@ -60,14 +60,6 @@ class Native:
             held = self._lists[name] = (mask, version(mask), lists)
         return held[2]
 
-    def density(self, name: str, mask: Tensor) -> float:
-        """The share of a mask, or of a weight, that is not zero; that of the last one is kept."""
-        held = self._densities.get(name)
-        if held is None or held[0] is not mask or held[1] != version(mask):
-            share = int(torch.count_nonzero(mask)) / max(mask.numel(), 1)
-            held = self._densities[name] = (mask, version(mask), share)
-        return held[2]
-
     def chosen(self, masks: Mapping[str, Tensor], batch: int, wanted: choice.Arithmetic) -> bool:
         """Whether the kernels compute a model with these masks; see `choice`."""
         if wanted != "auto":
@@ -75,8 +67,9 @@ class Native:
         return choice.native(self.plan, self.densities(masks), batch)
 
     def densities(self, masks: Mapping[str, Tensor]) -> dict[str, float]:
-        """The density of every layer that has a mask."""
-        return {n: self.density(n, masks[n]) for n in self.plan.layers if n in masks}
+        """The density of every layer that has a mask, or weights with zeros."""
+        named = ((name, masks[name]) for name in self.plan.layers if name in masks)
+        return {name: true_count(mask) / max(mask.numel(), 1) for name, mask in named}
 
     def sparse_layers(self, masks: Mapping[str, Tensor], batch: int) -> dict[str, Lists]:
         """The lists of the layers that are computed at their non-zeros only."""

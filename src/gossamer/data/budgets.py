@@ -7,11 +7,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 
 import numpy as np
 
-from gossamer.core import Key, apportion
+from gossamer.core import Key
 from gossamer.data.arrays import as_asked
 from gossamer.data.inputs import Floats
 
@@ -170,3 +171,16 @@ def _number(text: str) -> float | None:
 def _affordable(budget: float) -> bool:
     """Whether something is left when the budget is rounded to six decimals, and not too much."""
     return as_asked(budget) > 0 and budget <= 1
+
+
+def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
+    """Divides `total` into integers proportional to the weights, by largest remainder."""
+    common = lcm(*(weight.denominator for weight in weights))
+    counts = [int(weight * common) for weight in weights]
+    whole = sum(counts)
+    parts = [total * count // whole for count in counts]
+    remainders = [total * count % whole for count in counts]
+    order = sorted(range(len(parts)), key=lambda index: -remainders[index])  # ties stay in order
+    for index in order[: total - sum(parts)]:
+        parts[index] += 1
+    return parts

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.core import Key, apportion
+from gossamer.core import Key
+from gossamer.data.budgets import apportion
 from gossamer.devices import presets
 from gossamer.devices.availability import Hours
 from gossamer.devices.device import Device

@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeAlias
 from gossamer.accounting import FLOPS, Effort, Entry, densities, density, ledger_rows
 from gossamer.core import AnyMethod, Batch, Ctx, Job, Key, Missing, Result
 from gossamer.data.federation import Augment, Federation
-from gossamer.engine.inbox import Inbox
 from gossamer.engine.privacy import own_noise
 from gossamer.engine.run_record import Run
+from gossamer.engine.sharing import Inbox, States
 from gossamer.task import Task
 from gossamer.trust.spec import LOCAL
-from gossamer.wire import Schema, UnknownMask, Written, dump, write
+from gossamer.wire import Schema, UnknownMask, Written, record_types, write
 
 Stage = Literal[
     "data", "decode", "begin", "step", "finish", "encode", "store", "wire", "network", "claim"
@@ -181,9 +181,11 @@ class Participant:
     remembers: int = 0
     """Decoded messages to remember, where many clients are sent the same one."""
     inbox: Inbox = field(init=False)
+    states: States = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inbox", Inbox(self.run.wire, self.remembers))
+        object.__setattr__(self, "states", States(record_types(self.run.method)))
 
     def answer(self, task: Task, request: Request, kept: Callable[[], Any]) -> Answer:
         """Decodes the request, trains and encodes the reply.
@@ -225,7 +227,8 @@ class Participant:
             up = write(reply, schema, run.wire, received, run.options.ledger)
             account = self._account(ctx, done, up, reply)
             stage.append("store")
-            state = None if done.result.local is None else dump(done.result.local)
+            left = done.result.local
+            state = None if left is None else self.states.write(left)
         except Abandoned:
             raise
         except Exception as cause:

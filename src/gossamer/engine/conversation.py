@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
-
-from torch import Tensor
 
 from gossamer.accounting import Entry, ledger_rows
 from gossamer.core import Client, Ctx
@@ -33,29 +31,14 @@ from gossamer.engine.events import ClientFailed, ClientFinished
 from gossamer.engine.expected import Expected, Replies, Reply
 from gossamer.engine.privacy import Guard
 from gossamer.engine.run_record import Run
+from gossamer.engine.sharing import MESSAGES, Outbox
 from gossamer.engine.store import Store
 from gossamer.task import Task
 from gossamer.trust.limits import Norms
-from gossamer.wire import (
-    HEADER,
-    Detail,
-    Levels,
-    Mode,
-    Packed,
-    Schema,
-    WireError,
-    Written,
-    decode,
-    flatten,
-    held,
-    whole,
-    write,
-)
+from gossamer.wire import HEADER, WireError, Written, decode, held, whole
 
 REPORT = Entry("up", "Missing", "header", 8.0 * HEADER, 0.0, 0.0)
 """The cost of a client's report that it lacks something: a message without content."""
-KEPT = 2
-"""Messages that are remembered: those of one round, such as with and without a mask."""
 
 Conversation: TypeAlias = Generator[Request, Answer | None, Reply]
 """The server's side of a conversation; its driver carries the messages to the client and back."""
@@ -91,7 +74,9 @@ class Conversations:
     def __post_init__(self) -> None:
         object.__setattr__(self, "expected", Expected(self.run.method))
         object.__setattr__(self, "outbox", Outbox(self.run.wire, self.run.options.ledger))
-        object.__setattr__(self, "participant", Participant(self.run, self.stop.at_once, KEPT))
+        object.__setattr__(
+            self, "participant", Participant(self.run, self.stop.at_once, remembers=MESSAGES)
+        )
 
     def begin(self, number: int, visit: Visit, before: Sequence[Entry] = ()) -> Conversation:
         """The server's side: yields requests, is sent the answers, and returns the reply.
@@ -162,7 +147,7 @@ class Conversations:
         if self.stop.at_once():
             raise Abandoned
         conversation = self.begin(number, visit)
-        kept = partial(self.store.get, visit.client.id)
+        kept = partial(self.kept, visit.client.id)
         answer = None
         while True:
             try:
@@ -171,6 +156,11 @@ class Conversations:
                 reply: Reply = end.value
                 return reply
             answer = self.participant.answer(task, request, kept)
+
+    def kept(self, client: int) -> Any:
+        """The state that a client of this process kept, or None; not to be changed."""
+        data = self.store.raw(client)
+        return None if data is None else self.participant.states.read(data)
 
     def refusal(self, ctx: Ctx, state: Any, reply: Reply) -> str:
         """Why a reply will not be merged, as far as reading it shows; empty if it will."""
@@ -283,69 +273,6 @@ def _total(entries: Sequence[Entry], direction: str) -> tuple[int, float, int]:
         sum(entry.information for entry in chosen),
         round(sum(entry.paper for entry in chosen)),
     )
-
-
-class Outbox:
-    """Encodes messages, and reuses those already encoded in the same round.
-
-    Two records are the same if they have the same schema and hold the very same tensors, unchanged
-    in between. Threads may share an outbox.
-    """
-
-    def __init__(self, wire: Mode, detail: Detail) -> None:
-        self._wire = wire
-        self._detail = detail
-        self._encoded: tuple[_Encoded, ...] = ()
-
-    def write(self, round: int, record: Any) -> Written:
-        """The encoded record, with its account."""
-        schema = Schema.of(record)
-        traits = _traits(schema, record)
-        for each in self._encoded:
-            if traits and each.round == round and each.traits == traits:
-                return each.message
-        message = write(record, schema, self._wire, detail=self._detail)
-        if traits:
-            others = [each for each in self._encoded if each.round == round]
-            self._encoded = (_Encoded(round, traits, record, message), *others[: KEPT - 1])
-        return message
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    round: int
-    traits: tuple[Hashable, ...]
-    record: Any
-    """Kept so that the ids of its tensors are not reused."""
-    message: Written
-
-
-def _traits(schema: Schema, record: Any) -> tuple[Hashable, ...]:
-    """What identifies a record without reading its tensors; empty if nothing does."""
-    traits: list[Hashable] = [schema]
-    for part in _parts(record):
-        match part:
-            case Tensor() if not part.is_inference():
-                traits += [id(part), part._version]
-            case bool() | int() | str():
-                traits += [type(part).__name__, part]
-            case float():
-                traits.append(part.hex())
-            case _:
-                return ()
-    return tuple(traits)
-
-
-def _parts(record: Any) -> Iterator[Any]:
-    """The tensors and scalars of a record."""
-    for leaf in flatten(record):
-        match leaf:
-            case Packed() | Levels():
-                yield from leaf.values.values()
-            case dict():
-                yield from leaf.values()
-            case _:
-                yield leaf
 
 
 def _since(started: float) -> float:

@@ -84,7 +84,12 @@ class Store:
         return data
 
     def put(self, client: int, round: int, data: bytes) -> None:
-        """Replaces a client's state; the old one stays until no checkpoint needs it."""
+        """Replaces a client's state; the old one stays until no checkpoint needs it.
+
+        Bytes that are the very object of the old state change nothing.
+        """
+        if self._cache.get(client) is data:
+            return
         path = self._path(client, round)
         for folder in (path.parent.parent, path.parent):
             private_folder(folder)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.arithmetic.indices import true_count
 from gossamer.core import Masks, Params
 
 Counts: TypeAlias = dict[str, int]
@@ -54,7 +55,7 @@ class Change:
 
 def count(masks: Masks) -> Counts:
     """The number of active entries of each mask."""
-    return {name: int(torch.count_nonzero(mask)) for name, mask in masks.items()}
+    return {name: true_count(mask) for name, mask in masks.items()}
 
 
 def union(first: Masks, second: Masks) -> Masks:

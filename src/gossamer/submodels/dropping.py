@@ -14,7 +14,7 @@ from gossamer.submodels.cut import INPUTS, Cut
 from gossamer.submodels.structure import Structure, trace
 from gossamer.task import Task
 from gossamer.wire import Drawn
-from gossamer.wire.kinds import Shapes
+from gossamer.wire.drawn import Shapes
 
 
 class DropRates(Protocol):

@@ -10,23 +10,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.arithmetic.indices import true_indices
-from gossamer.core import Key, Masks, Params
+from gossamer.core import Masks, Params
+from gossamer.wire.drawn import Drawn, Shapes
 from gossamer.wire.errors import WireError
 
 T = TypeVar("T")
 
-Shapes: TypeAlias = dict[str, tuple[int, ...]]
 Held: TypeAlias = Mapping[bytes, Masks]
 """Masks that a receiver holds, by their fingerprints."""
 
@@ -53,40 +51,6 @@ class Revision:
     masks: Masks
     base: Masks | None = None
     """The masks that the receiver holds; identified by fingerprint, never sent."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Random masks that sender and receiver both draw: only a seed and counts are sent."""
-
-    seed: int
-    """A 64-bit integer."""
-    kept: dict[str, int]
-    """The exact number of weights kept in each tensor."""
-    shapes: Shapes
-    """Shapes of the tensors; part of the schema, never sent."""
-
-    def __post_init__(self) -> None:
-        if type(self.seed) is not int or self.seed not in range(-(2**63), 2**63):
-            raise ValueError(f"the seed of drawn masks is a 64-bit integer, not {self.seed!r}")
-        if self.kept.keys() != self.shapes.keys():
-            odd = ", ".join(sorted(self.kept.keys() ^ self.shapes.keys()))
-            raise ValueError(f"drawn masks need a count and a shape for each tensor; check {odd}")
-        for name, kept in self.kept.items():
-            size = math.prod(self.shapes[name])
-            if type(kept) is not int or not 0 <= kept <= size:
-                raise ValueError(f"a drawn mask of {name} cannot keep {kept!r} of {size} weights")
-
-    @classmethod
-    def by(cls, key: Key, kept: dict[str, int], shapes: Shapes) -> Drawn:
-        """Masks whose seed is derived from a key (63 bits)."""
-        return cls(key.digest() % 2**63, kept, shapes)
-
-    def masks(self) -> Masks:
-        """Draws the masks uniformly among those with `kept` ones; identical on every host."""
-        key = Key(self.seed).fold("mask")
-        drawn = {n: _drawn(key.fold(n), self.shapes[n], kept) for n, kept in self.kept.items()}
-        return {name: torch.from_numpy(mask) for name, mask in drawn.items()}
 
 
 @dataclass(frozen=True)
@@ -216,30 +180,6 @@ def _masks_in(record: Any) -> Iterator[Masks]:
     elif dataclasses.is_dataclass(record) and not isinstance(record, type):
         for field in dataclasses.fields(record):
             yield from _masks_in(getattr(record, field.name))
-
-
-def _drawn(key: Key, shape: Sequence[int], kept: int) -> NDArray[np.bool_]:
-    """Marks positions from a random sequence until enough distinct ones are marked.
-
-    Only the raw stream of NumPy's bit generator is used: it is guaranteed never to change, while
-    the functions built on it may differ between versions.
-    """
-    size = math.prod(shape)
-    swapped = 2 * kept > size
-    wanted = size - kept if swapped else kept
-    stream = key.numpy().bit_generator
-    fair = 2**64 - 2**64 % size if size else 0  # below it, all remainders are equally likely
-    mask = np.zeros(size, np.bool_)
-    marked = 0
-    while marked < wanted:
-        raw = np.asarray(stream.random_raw(wanted - marked), np.uint64)
-        if fair < 2**64:
-            raw = raw[raw < np.uint64(fair)]
-        mask[(raw % np.uint64(size)).view(np.int64)] = True
-        marked = int(np.count_nonzero(mask))
-    if swapped:
-        np.logical_not(mask, out=mask)
-    return mask.reshape(tuple(shape))
 
 
 # nodes of a schema -------------------------------------------------------------------------------

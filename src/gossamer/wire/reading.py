@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
+from gossamer.wire.drawn import Drawn
 from gossamer.wire.errors import NOT_FINITE, UnknownMask, WireError
 from gossamer.wire.format import (
     CHANGES,
@@ -25,7 +26,6 @@ from gossamer.wire.format import (
     rounded,
 )
 from gossamer.wire.kinds import (
-    Drawn,
     DrawnNode,
     Held,
     Leaf,

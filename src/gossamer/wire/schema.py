@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks
+from gossamer.wire.drawn import Drawn
 from gossamer.wire.kinds import (
     EXACT,
     DictNode,
-    Drawn,
     DrawnNode,
     Leaf,
     LeafNode,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.core import Masks
+from gossamer.wire.drawn import Drawn
 from gossamer.wire.format import (
     CHANGES,
     LONGEST_TEXT,
@@ -25,7 +26,6 @@ from gossamer.wire.format import (
     rounded,
 )
 from gossamer.wire.kinds import (
-    Drawn,
     DrawnNode,
     Leaf,
     LeafNode,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -36,13 +36,23 @@ class SparseModel:
 
 
 def send(ctx: Ctx, params: Params, masks: Masks, bn: BatchNorm = "running") -> SparseModel:
-    """The model as it travels under `masks`."""
+    """The model as it travels under `masks`.
+
+    A server packs it once for all clients of a round that have the same masks, so that it is also
+    encoded once.
+    """
+    for known, under, statistics_of, model in ctx.same:
+        if known is params and under is masks and statistics_of == bn:
+            return cast(SparseModel, model)
     layout = ctx.task.layout
-    return SparseModel(
+    model = SparseModel(
         pack({name: params[name] for name in masks}, masks),
         {name: params[name] for name in layout.dense},
         statistics(ctx, params, bn),
     )
+    if ctx.data is None:  # a client's parameters change
+        ctx.same.append((params, masks, bn, model))
+    return model
 
 
 def statistics(ctx: Ctx, params: Params, bn: BatchNorm) -> Params:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core import Masks, Params
-from gossamer.engine import conversation
-from gossamer.engine.conversation import Outbox
+from gossamer.engine import sharing
+from gossamer.engine.sharing import Outbox
 from gossamer.wire import Drawn, Mode, Packed, Schema, write
 
 
@@ -35,7 +35,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(record)
         return write(record, *parts, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(conversation, "write", spy)
+    monkeypatch.setattr(sharing, "write", spy)
     return found
 
 
@@ -91,10 +91,17 @@ def test_a_tensor_that_was_changed_in_place_is_written_anew(written: list[object
 def test_what_cannot_be_told_from_outside_is_always_written(written: list[object]) -> None:
     with torch.inference_mode():
         fleeting = weights()
-    drawn = Drawn(7, {"a": 2}, {"a": (2, 3)})
-    for record in (Record({"a": fleeting}), Record({}, drawn=drawn)):
-        box = Outbox(Mode(), "field")
-        assert box.write(1, record).data == box.write(1, record).data == write(record).data
+    box, record = Outbox(Mode(), "field"), Record({"a": fleeting})
+    assert box.write(1, record).data == box.write(1, record).data == write(record).data
+    assert len(written) == 2
+
+
+def test_drawn_masks_are_known_by_their_seed_and_counts(written: list[object]) -> None:
+    box, shapes = Outbox(Mode(), "field"), {"a": (2, 3)}
+    first = box.write(1, Record({}, drawn=Drawn(7, {"a": 2}, shapes)))
+    assert box.write(1, Record({}, drawn=Drawn(7, {"a": 2}, shapes))) is first
+    for seed, kept, shape in ((8, 2, (2, 3)), (7, 3, (2, 3)), (7, 2, (3, 2))):
+        box.write(1, Record({}, drawn=Drawn(seed, {"a": kept}, {"a": shape})))
     assert len(written) == 4
 
 
