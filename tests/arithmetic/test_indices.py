@@ -43,8 +43,9 @@ def test_indices_of_sparse_masks_are_remembered_until_the_mask_changes_or_dies()
 
 
 def test_indices_that_would_take_more_memory_than_the_mask_are_not_kept() -> None:
-    mask = torch.ones(80, dtype=torch.bool)
+    mask = torch.ones(indices.SMALL, dtype=torch.bool)
     assert true_indices(mask) is not true_indices(mask)
+    assert true_indices(mask[1:]).tolist() == list(range(indices.SMALL - 1))
 
 
 def test_masks_without_versions_are_read_each_time() -> None:

@@ -18,6 +18,8 @@ from gossamer.arithmetic.library import library
 
 SPARSE = 8
 """Indices are remembered where they take no more memory than the mask."""
+SMALL = 2**15
+"""Those of masks with fewer entries are remembered too."""
 
 
 @dataclass
@@ -50,7 +52,7 @@ def true_indices(mask: Tensor) -> Tensor:
     if known.indices is not None:
         return known.indices
     found = _found(mask, known.count)
-    if known.count * SPARSE <= mask.numel():
+    if known.count * SPARSE <= mask.numel() or mask.numel() < SMALL:
         known.indices = found
     return found
 

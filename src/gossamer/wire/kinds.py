@@ -106,7 +106,7 @@ def unpack(packed: Packed, masks: Masks) -> Params:
             continue
         mask = masks[name]
         found = true_indices(mask)
-        if len(found) != values.numel() or tuple(mask.shape) != shape:
+        if found.numel() != values.numel() or tuple(mask.shape) != shape:
             raise WireError(
                 f"{name} came with {values.numel()} values for a mask that keeps {len(found)} of "
                 f"{mask.numel()}; sender and receiver have different masks"

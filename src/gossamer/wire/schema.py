@@ -150,7 +150,10 @@ def _outline(value: Any) -> Hashable:
     kind: Any = type(value)
     if isinstance(value, Tensor):
         return value.dtype, value.shape, value.layout
-    if kind is dict:
+    if kind is dict:  # of tensors, most of the time: a call for each of them would take longer
+        tensors = (type(part) is Tensor for part in value.values())
+        if all(tensors):
+            return kind, tuple(value), tuple([(t.dtype, t.shape, t.layout) for t in value.values()])
         return kind, tuple(value), tuple(map(_outline, value.values()))
     if kind is tuple or kind is list:
         return kind, tuple(map(_outline, value))
