@@ -14,6 +14,8 @@ from gossamer.core import Ctx, Masks, Params
 from gossamer.wire import Packed, WireError, pack, unpack
 
 BatchNorm = Literal["running", "static"]
+SAME = 4
+"""Models that a server remembers in a round: masks of several budgets, say."""
 BN_HELP = "BatchNorm statistics: averaged, or recalibrated before evaluation"
 
 
@@ -52,6 +54,7 @@ def send(ctx: Ctx, params: Params, masks: Masks, bn: BatchNorm = "running") -> S
     )
     if ctx.data is None:  # a client's parameters change
         ctx.same.append((params, masks, bn, model))
+        del ctx.same[:-SAME]
     return model
 
 
