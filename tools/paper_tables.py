@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 
 from gossamer.report.kept import Shelf
 from gossamer.reproduce import claims as judging
@@ -16,6 +17,7 @@ from gossamer.reproduce.tables import Column, Row, Table, find, load, names
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 NOTHING = "–"
+WIDTH = 120
 ORDER = ("spafl", "flash", "fedsparse", "pffdst")
 
 
@@ -104,6 +106,7 @@ def _written(table: Table, command: str, wanted: object) -> str:
         notes.append("runs that diverged are in no mean")
     for note in notes:
         lines[-1] = f"{lines[-1][:-1]} {note[0].upper()}{note[1:]}.)"
+    lines += wrap(lines.pop(), WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
 

@@ -83,6 +83,53 @@ def test_a_state_larger_than_the_memory_is_kept_on_disk_alone(tmp_path: Path) ->
     assert store._cached == 0 and value(store, 0) == 4
 
 
+def test_bytes_that_are_the_old_state_are_not_written_again(store: Store, tmp_path: Path) -> None:
+    data = dump(kept(1))
+    store.put(0, 1, data)
+    store.stage(0, 2, data)
+    store.put(0, 2, data)
+    assert files(tmp_path) == ["000001/local/0.bin"] and value(store, 0) == 1
+    assert store.states() == {0: 1}
+
+
+def test_a_staged_state_is_the_clients_once_it_is_put(store: Store, tmp_path: Path) -> None:
+    first, second = dump(kept(1)), dump(kept(2))
+    store.put(0, 1, first)
+    store.stage(0, 2, second)
+    assert files(tmp_path) == ["000001/local/0.bin", "000002/local/0.bin"]
+    assert value(store, 0) == 1 and store.new() == [tmp_path / "000001/local/0.bin"]
+    store.put(0, 2, second)
+    assert value(store, 0) == 2 and store.states() == {0: 2}
+    assert store.new() == [tmp_path / f"00000{round}/local/0.bin" for round in (1, 2)]
+
+
+def test_a_staged_state_that_is_not_put_leaves_no_trace(store: Store, tmp_path: Path) -> None:
+    store.put(0, 1, dump(kept(1)))
+    store.stage(0, 2, dump(kept(2)))
+    store.unstage(0)
+    store.unstage(5)
+    assert files(tmp_path) == ["000001/local/0.bin"] and value(store, 0) == 1
+    assert not (tmp_path / "000002").exists()
+
+
+def test_a_state_of_another_round_takes_the_place_of_the_staged_one(
+    store: Store, tmp_path: Path
+) -> None:
+    data = dump(kept(2))
+    store.stage(0, 2, data)
+    store.put(0, 3, data)
+    assert files(tmp_path) == ["000003/local/0.bin"] and store.states() == {0: 3}
+
+
+def test_going_back_deletes_what_is_staged(store: Store, tmp_path: Path) -> None:
+    store.put(0, 1, dump(kept(1)))
+    store.stage(0, 2, data := dump(kept(2)))
+    store.rollback(1)
+    assert files(tmp_path) == ["000001/local/0.bin"] and value(store, 0) == 1
+    store.put(0, 2, data)
+    assert value(store, 0) == 2 and len(files(tmp_path)) == 2
+
+
 def test_a_checkpoint_removes_what_no_kept_checkpoint_needs(store: Store, tmp_path: Path) -> None:
     store.put(0, 1, dump(kept(1)))
     store.put(1, 1, dump(kept(1)))

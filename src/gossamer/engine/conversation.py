@@ -201,7 +201,11 @@ class Conversations:
         merged = merging.merged(replies, recent)
         refused = {event.client for event in merged.refused}
         for reply in replies:
-            if reply.local is not None and reply.client.id not in refused:
+            if reply.local is None:
+                continue
+            if reply.client.id in refused:
+                self.store.unstage(reply.client.id)
+            else:
                 self.store.put(reply.client.id, ctx.round, reply.local)
         return merged
 

@@ -60,6 +60,8 @@ class Store:
         self._superseded: list[tuple[int, int, int]] = []
         """Client, round written, round of the state that took its place."""
         self._new: list[Path] = []
+        self._staged: dict[int, tuple[int, bytes]] = {}
+        """Client, round and state of files that are written already."""
 
     def get(self, client: int) -> Any:
         """The state a client kept, or None if it never kept one."""
@@ -83,23 +85,49 @@ class Store:
         self._remember(client, data)
         return data
 
+    def stage(self, client: int, round: int, data: bytes) -> None:
+        """Writes a state that `put` may make the client's; `unstage` deletes it again."""
+        if self._cache.get(client) is not data:
+            self._write(client, round, data)
+            self._staged[client] = (round, data)
+
+    def unstage(self, client: int) -> None:
+        """Deletes the state that is staged, if there is one; the client's stays as it is."""
+        if staged := self._staged.pop(client, None):
+            self._delete(client, staged[0])
+
     def put(self, client: int, round: int, data: bytes) -> None:
         """Replaces a client's state; the old one stays until no checkpoint needs it.
 
         Bytes that are the very object of the old state change nothing.
         """
         if self._cache.get(client) is data:
+            self.unstage(client)
             return
-        path = self._path(client, round)
-        for folder in (path.parent.parent, path.parent):
-            private_folder(folder)
-        write(path, seal(data, about_state(self._run, client, round)))
+        staged = self._staged.get(client)
+        if staged is not None and staged[0] == round and staged[1] is data:
+            del self._staged[client]
+        else:
+            self.unstage(client)
+            self._write(client, round, data)
         with self._lock:
             if client in self._written and self._written[client] != round:
                 self._superseded.append((client, self._written[client], round))
             self._written[client] = round
-            self._new.append(path)
+            self._new.append(self._path(client, round))
         self._remember(client, data)
+
+    def _write(self, client: int, round: int, data: bytes) -> None:
+        path = self._path(client, round)
+        for folder in (path.parent.parent, path.parent):
+            private_folder(folder)
+        write(path, seal(data, about_state(self._run, client, round)))
+
+    def _delete(self, client: int, round: int) -> None:
+        path = self._path(client, round)
+        path.unlink(missing_ok=True)
+        for folder in (path.parent, path.parent.parent):
+            _drop_empty(folder)
 
     def clients(self) -> list[int]:
         """Everyone who keeps a state, in the order of ids."""
@@ -133,10 +161,7 @@ class Store:
             if any(old <= round < new for round in kept):
                 needed.append((client, old, new))
                 continue
-            path = self._path(client, old)
-            path.unlink(missing_ok=True)
-            for folder in (path.parent, path.parent.parent):
-                _drop_empty(folder)
+            self._delete(client, old)
         self._superseded = needed
         self._new.clear()
 
@@ -159,6 +184,7 @@ class Store:
         self._cache.clear()
         self._cached = 0
         self._superseded.clear()
+        self._staged.clear()
         files: dict[int, list[int]] = {}
         for written in written_rounds(self._rounds):
             if written <= round:

@@ -142,7 +142,10 @@ class Threads:
 
         def one(task: Task, visit: Visit) -> Reply:
             with turn:
-                return conversations.hold(task, ctx.round, visit)
+                reply = conversations.hold(task, ctx.round, visit)
+                if reply.local is not None:  # a file takes as long as a step or two
+                    conversations.store.stage(visit.client.id, ctx.round, reply.local)
+                return reply
 
         by_size = sorted(visits, key=lambda visit: (-visit.client.examples, visit.client.id))
         began, busy = time.perf_counter(), time.process_time()
