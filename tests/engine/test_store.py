@@ -105,9 +105,9 @@ def test_a_staged_state_is_the_clients_once_it_is_put(store: Store, tmp_path: Pa
 
 def test_a_staged_state_that_is_not_put_leaves_no_trace(store: Store, tmp_path: Path) -> None:
     store.put(0, 1, dump(kept(1)))
-    store.stage(0, 2, dump(kept(2)))
-    store.unstage(0)
-    store.unstage(5)
+    for client in (0, 5):
+        store.stage(client, 2, dump(kept(2)))
+    store.drop_staged()
     assert files(tmp_path) == ["000001/local/0.bin"] and value(store, 0) == 1
     assert not (tmp_path / "000002").exists()
 

@@ -201,12 +201,9 @@ class Conversations:
         merged = merging.merged(replies, recent)
         refused = {event.client for event in merged.refused}
         for reply in replies:
-            if reply.local is None:
-                continue
-            if reply.client.id in refused:
-                self.store.unstage(reply.client.id)
-            else:
+            if reply.local is not None and reply.client.id not in refused:
                 self.store.put(reply.client.id, ctx.round, reply.local)
+        self.store.drop_staged()
         return merged
 
     def _rows(self, message: Written, record: Any, charged: float) -> list[Entry]:

@@ -86,13 +86,17 @@ class Store:
         return data
 
     def stage(self, client: int, round: int, data: bytes) -> None:
-        """Writes a state that `put` may make the client's; `unstage` deletes it again."""
+        """Writes a state that `put` may make the client's; `drop_staged` deletes the others."""
         if self._cache.get(client) is not data:
             self._write(client, round, data)
             self._staged[client] = (round, data)
 
-    def unstage(self, client: int) -> None:
-        """Deletes the state that is staged, if there is one; the client's stays as it is."""
+    def drop_staged(self) -> None:
+        """Deletes the states of clients whose replies were not merged; theirs stay as they are."""
+        for client in list(self._staged):
+            self._unstage(client)
+
+    def _unstage(self, client: int) -> None:
         if staged := self._staged.pop(client, None):
             self._delete(client, staged[0])
 
@@ -102,13 +106,13 @@ class Store:
         Bytes that are the very object of the old state change nothing.
         """
         if self._cache.get(client) is data:
-            self.unstage(client)
+            self._unstage(client)
             return
         staged = self._staged.get(client)
         if staged is not None and staged[0] == round and staged[1] is data:
             del self._staged[client]
         else:
-            self.unstage(client)
+            self._unstage(client)
             self._write(client, round, data)
         with self._lock:
             if client in self._written and self._written[client] != round:
