@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "arithmetic.md",)
 RESULTS = ROOT / "benchmarks" / "results"
 DENSITIES = ("0.5", "0.2", "0.1", "0.05", "0.02", "0.01")
 
 
-def steps(found: dict[str, Any]) -> str:
+def read(name: str) -> Any:
+    """The result of a benchmark."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def steps() -> str:
     """The speed-up for each model, one table for each build; memory is that of the best one."""
     tables = []
-    for build, models in found["builds"].items():
+    for build, models in read("arithmetic")["builds"].items():
         columns = [build, *DENSITIES] if tables else [build, *DENSITIES, "dense, MB", "sparse, MB"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for name, row in models.items():
@@ -31,9 +35,9 @@ def steps(found: dict[str, Any]) -> str:
     return "\n\n".join(tables)
 
 
-def spafl(found: dict[str, Any]) -> str:
+def spafl() -> str:
     """Seconds of a client's round by density."""
-    rows = found["spafl"]
+    rows = read("thresholds")["spafl"]
     return "\n".join(
         [
             "| density | " + " | ".join(f"{row['density']:.3f}" for row in rows) + " |",
@@ -44,10 +48,10 @@ def spafl(found: dict[str, Any]) -> str:
     )
 
 
-def single(found: dict[str, Any]) -> str:
+def single() -> str:
     """One example: how many times as fast as the dense model in ONNX Runtime and in torch."""
     lines = []
-    for name, row in found["models"].items():
+    for name, row in read("single")["models"].items():
         over = [row[f"times_as_fast_as_{other}"] for other in ("onnxruntime", "torch")]
         densities = list(over[0])
         if not lines:
@@ -57,8 +61,9 @@ def single(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def training(found: dict[str, Any]) -> str:
+def training() -> str:
     """Seconds of local training of whole runs."""
+    found = read("training")
     lines = [
         "| local training, seconds | FedAvg, torch | FedAvg | SPDST, density 0.05 | faster |",
         "|---|---|---|---|---|",
@@ -71,23 +76,3 @@ def training(found: dict[str, Any]) -> str:
         faster = f"{row['ratio_to_torch']:.1f} and **{row['ratio_of_training']:.1f} times**"
         lines.append(f"| {data}, `{name}` | {seconds} | {faster} |")
     return "\n".join(lines)
-
-
-def pages() -> dict[Path, str]:
-    """The pages with their tables."""
-    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    tables = {
-        "arithmetic": steps(found["arithmetic"]),
-        "single": single(found["single"]),
-        "spafl": spafl(found["thresholds"]),
-    }
-    written = {}
-    for path in PAGES:
-        text = path.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            before, mark, rest = text.partition(f"<!-- {name} -->\n")
-            if mark:
-                _, _, after = rest.partition(f"<!-- /{name} -->")
-                text = f"{before}{mark}\n{table}\n\n<!-- /{name} -->{after}"
-        written[path] = text
-    return written

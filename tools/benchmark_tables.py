@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import arithmetic
+from arithmetic import read
 
-FILES = Path(__file__).parents[1] / "benchmarks" / "results"
 MASKS = {
     "lenet": "LeNet's shapes, random",
     "lenet_trained": "trained LeNet, largest tenth",
@@ -26,11 +23,6 @@ JOBS = {
     "lenet": "LeNet, 100 clients, 10 a round, one epoch of 600 examples",
     "mlp": "MLP 784-200-10, 1,000 clients, 50 a round, one step on 60 examples",
 }
-
-
-def read(name: str) -> Any:
-    """The result of a benchmark."""
-    return json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -230,7 +222,7 @@ def training() -> str:
         f"{found['two_processes_over_one']:.2f} times the work of one: memory is shared, and the "
         "server merges while no client trains."
     )
-    return f"{arithmetic.training(found)}\n\n{workers}"
+    return f"{arithmetic.training()}\n\n{workers}"
 
 
 def swat() -> str:

@@ -7,19 +7,19 @@ that of the benchmark of all methods (results/benchmark) or, before it was run, 
 from __future__ import annotations
 
 import csv
-import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import frontier
 import paper_tables
 import sparse_fl
+from places import Blocks, filled
 
 import arithmetic
+from arithmetic import read
 from gossamer.method_names import has_global_model
 
 ROOT = Path(__file__).parents[1]
@@ -28,11 +28,6 @@ PICTURE = ROOT / "docs" / "pictures" / "frontier.svg"
 FIGURES = ROOT / "docs" / "reference" / "methods.csv"
 HEAD = "| method | sent down |"
 CONTENDERS = re.compile(r"`(\w+)`")
-
-
-def read(name: str) -> Any:
-    """The result of a benchmark."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
 
 
 def prose(text: str) -> str:
@@ -60,14 +55,14 @@ def training() -> str:
     """Whole runs: how many times faster sparse models train."""
     found = read("training")
     ratios = [found[name]["ratio_of_training"] for name in ("lenet5_caffe", "resnet18:width=32")]
+    times = " to ".join(sorted({f"{ratio:.1f}" for ratio in ratios}, key=float))
     text = prose(
-        f"**Sparse models train {min(ratios):.1f} to {max(ratios):.1f} times faster because they "
-        "are sparse.** Gossamer's own kernels compute at the non-zeros only "
-        "([how](docs/arithmetic.md)). `python -m benchmarks training` repeats this measurement on "
+        f"**Sparse models train {times} times faster because they are sparse.** "
+        "Gossamer's own kernels compute at the non-zeros only ([how](docs/arithmetic.md)). `python -m benchmarks training` repeats this measurement on "
         "two cores; small dense models have kernels too, so FedAvg is shown with torch's and with "
         "ours:"
     )
-    return f"{text}\n\n{arithmetic.training(found)}"
+    return f"{text}\n\n{arithmetic.training()}"
 
 
 def bits() -> str:
@@ -108,24 +103,13 @@ def papers() -> str:
     )
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {
+BLOCKS: Blocks = {
     "picture": picture,
     "training": training,
     "bits": bits,
     "places": places,
     "papers": papers,
 }
-
-
-def filled(text: str) -> str:
-    """The README with its figures."""
-    for name, write in BLOCKS.items():
-        before, start, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if not start or not end:
-            raise SystemExit(f"README.md has no place <!-- {name} --> ... <!-- /{name} -->")
-        text = f"{before}{start}{write()}\n{end}{after}"
-    return "".join(_rows(text.splitlines(keepends=True), _measured()))
 
 
 def _measured() -> dict[str, Mapping[str, str]]:
@@ -161,4 +145,6 @@ def _joined(figures: list[str | None]) -> str:
 
 def written() -> dict[Path, str]:
     """The README, and the picture."""
-    return {README: filled(README.read_text("utf-8")), PICTURE: frontier.shown().svg}
+    text = filled(README.read_text("utf-8"), BLOCKS, README, apart="")
+    text = "".join(_rows(text.splitlines(keepends=True), _measured()))
+    return {README: text, PICTURE: frontier.shown().svg}

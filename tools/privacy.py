@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "privacy.md"
 PICTURE = ROOT / "docs" / "pictures" / "privacy.svg"
 RESULTS = ROOT / "results" / "privacy"
 LEVELS = ("1", "2", "4", "8", "none")
@@ -28,17 +28,16 @@ NAMES = {
 CLIENTS = 50
 COLOURS = {"fedavg": "#1f77b4", "spdst": "#2ca02c", "fedpm": "#9467bd", "spafl": "#d62728"}
 
-Runs = dict[str, list[Mapping[str, Any]]]
 
-
+@cache
 def read() -> dict[str, Mapping[str, Any]]:
     """All runs by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def seeds(runs: Mapping[str, Any], method: str, level: str) -> list[Mapping[str, Any]]:
+def seeds(method: str, level: str) -> list[Mapping[str, Any]]:
     """The runs of a method at an epsilon, one for each seed."""
-    return [run for name, run in runs.items() if name.rpartition("-")[0] == f"{method}-{level}"]
+    return [run for name, run in read().items() if name.rpartition("-")[0] == f"{method}-{level}"]
 
 
 def accuracy(runs: list[Mapping[str, Any]], figure: str) -> str:
@@ -50,7 +49,7 @@ def accuracy(runs: list[Mapping[str, Any]], figure: str) -> str:
     return f"{fmean(values):.1f}{error}"
 
 
-def accuracies(runs: Mapping[str, Any]) -> str:
+def accuracies() -> str:
     """Accuracy by epsilon: of the global model, of clients' models, and of clients alone."""
     rows = [(NAMES[m] + ", global model", m, "global") for m in ("fedavg", "spdst", "fedpm")]
     rows += [(NAMES[m] + ", all clients", m, "personal_mean") for m in NAMES]
@@ -60,17 +59,17 @@ def accuracies(runs: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for text, method, figure in rows:
-        found = [seeds(runs, method, level) for level in LEVELS]
+        found = [seeds(method, level) for level in LEVELS]
         cells = [accuracy(each, figure) for each in found]
         lines.append(f"| {text} | {' | '.join(cells)} | {min(map(len, found))} |")
     for text, figure in (("all clients", "personal_mean"), ("that took part", "local_mean")):
-        alone = seeds(runs, "spafl", "alone")
+        alone = seeds("spafl", "alone")
         cells = ["–"] * 4 + [accuracy(alone, figure)]
         lines.append(f"| SpaFL without any exchange, {text} | {' | '.join(cells)} | {len(alone)} |")
     return "\n".join(lines)
 
 
-def noises(runs: Mapping[str, Any]) -> str:
+def noises() -> str:
     """The noise of each epsilon, and how large it is beside the largest change of a client."""
     lines = [
         "| | numbers in a reply | clip | epsilon 1 | 2 | 4 | 8 |",
@@ -78,7 +77,7 @@ def noises(runs: Mapping[str, Any]) -> str:
     ]
     multipliers = []
     for method, count in SENT.items():
-        found = [seeds(runs, method, level) for level in LEVELS[:-1]]
+        found = [seeds(method, level) for level in LEVELS[:-1]]
         spent = [each[0]["privacy"] if each else None for each in found]
         ratios = [s["noise"] * math.sqrt(count) / CLIENTS if s else None for s in spent]
         cells = ["–" if ratio is None else f"{ratio:.2g}" for ratio in ratios]
@@ -89,18 +88,18 @@ def noises(runs: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def searches(runs: Mapping[str, Any]) -> str:
+def searches() -> str:
     """The search of clips, on validation data."""
     lines = ["| clip, at epsilon 4 | accuracy on clients' validation data, % |", "|---|---|"]
     for method, name in NAMES.items():
         start = f"search-{method}-"
-        found = {float(n.removeprefix(start)): r for n, r in runs.items() if n.startswith(start)}
+        found = {float(n.removeprefix(start)): r for n, r in read().items() if n.startswith(start)}
         cells = [f"{c:g}: {100 * found[c]['accuracy']['valid_mean']:.1f}" for c in sorted(found)]
         lines.append(f"| {name} | {', '.join(cells)} |")
     return "\n".join(lines)
 
 
-def picture(runs: Mapping[str, Any]) -> str:
+def picture() -> str:
     """Accuracy against epsilon as SVG: the global model, and SpaFL's clients that took part."""
     width, height, left, bottom, top = 640, 340, 56, 44, 20
     step = (width - left - 190) / (len(LEVELS) - 1)
@@ -131,7 +130,7 @@ def picture(runs: Mapping[str, Any]) -> str:
         figure = "local_mean" if method == "spafl" else "global"
         points = []
         for place, level in enumerate(LEVELS):
-            values = [run["accuracy"][figure] for run in seeds(runs, method, level)]
+            values = [run["accuracy"][figure] for run in seeds(method, level)]
             if not values:
                 continue
             points.append((x(place), y(fmean(values))))
@@ -158,16 +157,3 @@ def picture(runs: Mapping[str, Any]) -> str:
             f'<text x="{width - 158}" y="{here + 14}" fill="#666">{second}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def written() -> dict[Path, str]:
-    """The page with its tables, and the picture."""
-    runs = read()
-    text = PAGE.read_text(encoding="utf-8")
-    tables = {"accuracy": accuracies(runs), "noise": noises(runs), "search": searches(runs)}
-    for name, table in tables.items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        assert mark and end, f"docs/privacy.md has no place for the table {name}"
-        text = f"{before}{mark}\n{table}\n\n{end}{after}"
-    return {PAGE: text, PICTURE: picture(runs)}

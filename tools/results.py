@@ -3,15 +3,15 @@
 python tools/results.py          # writes them; `make results` does the same
 python tools/results.py --check  # fails if a page or a picture differs from its files
 
-A place in a page is `<!-- NAME -->` ... `<!-- /NAME -->`. A test refuses tables of figures that
-stand outside of such a place, unless they say that they are not measured (`<!-- printed -->`,
-`<!-- computed -->`).
+A place in a page is `<!-- NAME -->` ... `<!-- /NAME -->`, and inside a sentence
+`<!--NAME-->...<!--/-->`. A test refuses tables of figures that stand outside of such a place,
+unless they say that they are not measured (`<!-- printed -->`, `<!-- computed -->`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,11 @@ import language
 import paper_tables as papers
 import privacy
 import robust
+import sentences
 import sparse_fl
 import table
 import widths
+from places import Blocks, filled
 
 import arithmetic
 import compression
@@ -32,7 +34,6 @@ import devices
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-Blocks = Mapping[str, Callable[[], str]]
 PAGES: Mapping[Path, Blocks] = {
     DOCS / "index.md": {"claims": papers.claims},
     DOCS / "papers.md": {"kept-runs": papers.progress},
@@ -40,6 +41,17 @@ PAGES: Mapping[Path, Blocks] = {
     DOCS / "flash.md": {
         "flash-mnist": lambda: papers.paper("flash-mnist"),
         "flash-cifar10": lambda: papers.paper("flash-cifar10"),
+    },
+    DOCS / "arithmetic.md": {
+        "arithmetic": arithmetic.steps,
+        "single": arithmetic.single,
+        "spafl": arithmetic.spafl,
+    },
+    DOCS / "robustness.md": {"robust": robust.tables},
+    DOCS / "privacy.md": {
+        "accuracy": privacy.accuracies,
+        "noise": privacy.noises,
+        "search": privacy.searches,
     },
     DOCS / "pffdst.md": {"pffdst-table1": lambda: papers.paper("pffdst-table1")},
     DOCS / "fedsparse.md": {
@@ -101,33 +113,26 @@ PAGES: Mapping[Path, Blocks] = {
 }
 
 
-def filled(text: str, blocks: Blocks, page: Path) -> str:
-    """A page with the tables of its files in their places."""
-    for name, write in blocks.items():
-        before, start, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if not start or not end:
-            raise SystemExit(
-                f"{page} has no place for {name}: <!-- {name} --> ... <!-- /{name} -->"
-            )
-        text = f"{before}{start}\n{write()}\n\n{end}{after}"
-    return text
-
-
 def written() -> dict[Path, str]:
     """Every page and picture as its files have it."""
     found = {
         page: filled(page.read_text(encoding="utf-8"), blocks, page)
         for page, blocks in PAGES.items()
     }
-    pages = (arithmetic.pages(), privacy.written(), {robust.PAGE: robust.page()}, front.written())
-    drawn = {compression.PICTURE: compression.picture(compression.study())}
-    more = (sparse_fl.pictures(), devices.pictures(), finetune.written(), drawn)
-    for others in (*pages, *more):
+    drawn = {
+        compression.PICTURE: compression.picture(compression.study()),
+        privacy.PICTURE: privacy.picture(),
+    }
+    pages = (front.written(), finetune.written())
+    for others in (*pages, sparse_fl.pictures(), devices.pictures(), drawn):
         for path, text in others.items():
             assert path not in found, f"{path} is written twice"
             found[path] = text
     found[table.PAGE] = table.filled(table.PAGE.read_text("utf-8"), table.figures(table.KEPT))
+    for page in DOCS.rglob("*.md"):
+        text = found.get(page) or page.read_text(encoding="utf-8")
+        if (changed := sentences.filled(text)) != text:
+            found[page] = changed
     return found
 
 

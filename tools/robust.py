@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "robustness.md"
 STUDY = ROOT / "results" / "robust.json"
 NAMES = {"fedavg": "FedAvg", "spafl": "SpaFL", "spdst": "SPDST", "fedpm": "FedPM"}
 
 
-def tables(found: dict[str, Any]) -> str:
+def study() -> list[dict[str, Any]]:
+    """The runs of the study."""
+    runs: list[dict[str, Any]] = json.loads(STUDY.read_text(encoding="utf-8"))["runs"]
+    return runs
+
+
+def tables() -> str:
     """A table for each method: rules down, attacks across, accuracy in percent."""
-    runs = found["runs"]
+    runs = study()
     cases = list(dict.fromkeys((run["attack"], run["hostile"]) for run in runs))
     rules = list(dict.fromkeys(run["aggregate"] for run in runs))
     heads = ["nobody" if a == "none" else f"{a} {share:.0%}" for a, share in cases]
@@ -67,11 +72,3 @@ def pooled_error(runs: list[dict[str, Any]]) -> float:
     """The standard error of a mean over seeds, from the variances of all cells."""
     variance = statistics.fmean(statistics.variance(run["accuracy"]) for run in runs)
     return float((variance / len(runs[0]["accuracy"])) ** 0.5)
-
-
-def page() -> str:
-    """The page with the tables of the study."""
-    found = json.loads(STUDY.read_text(encoding="utf-8"))
-    before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- robust -->\n")
-    _, end, after = rest.partition("<!-- /robust -->")
-    return f"{before}{mark}\n{tables(found)}\n\n{end}{after}"

@@ -95,6 +95,33 @@ def test_a_figure_that_was_changed_by_hand_is_written_again() -> None:
     assert subprocess.run(words, check=False).returncode == 0
 
 
+def test_a_figure_within_a_sentence_is_written_again() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import sentences\n"
+        "print(sentences.filled('SpaFL sends <!--spafl-leanest-->2.5<!--/--> times less.'))"
+    )
+    words = [sys.executable, "-c", code, str(ROOT / "tools")]
+    told = subprocess.run(words, check=False, capture_output=True, text=True)
+    written = re.fullmatch(
+        r"SpaFL sends <!--spafl-leanest-->(\d+)<!--/--> times less\.\n", told.stdout
+    )
+    assert written and float(written[1]) > 2.5, told
+
+
+def test_every_figure_of_sentences_has_its_sentence() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import sentences; print(*sentences.FIGURES)"
+    )
+    words = [sys.executable, "-c", code, str(ROOT / "tools")]
+    names = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    places = {
+        name
+        for page in PAGES
+        for name in re.findall(r"<!--([\w-]+)-->", page.read_text(encoding="utf-8"))
+    }
+    assert sorted(names) == sorted(places)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "results").rglob("*.json")), ids=lambda p: p.stem)
 def test_results_are_small_and_name_no_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -16,9 +16,15 @@ from gossamer.reproduce.plans import Plan, common_settings, overridden, probes
 COSTS = "costs"
 """A scale of few rounds with the paper's data, model and clients: what is sent needs no more."""
 SCALES = ("quick", COSTS, "here", "full")
-ACCURACIES = {"global": "global_score", "clients": "personal_mean", "local": "local_mean"}
+ACCURACIES = {
+    "global": "global_score",
+    "clients": "personal_mean",
+    "local": "local_mean",
+    "valid": "valid_mean",
+}
 """The server's model on the server's test data; each client's model (its own, or else the
-server's) on the client's test data; only the clients that have a model of their own."""
+server's) on the client's test data; only the clients that have a model of their own; each client's
+model on the client's validation data, in runs with `select = "valid"`."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
 """Figures that accumulate over rounds: bits as sent and as the paper counts, and FLOPs."""
 FIGURES = (*ACCURACIES, *SUMS, "density", "zeros", "removed")
