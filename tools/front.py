@@ -58,9 +58,9 @@ def training() -> str:
     times = " to ".join(sorted({f"{ratio:.1f}" for ratio in ratios}, key=float))
     text = prose(
         f"**Sparse models train {times} times faster because they are sparse.** "
-        "Gossamer's own kernels compute at the non-zeros only ([how](docs/arithmetic.md)). `python -m benchmarks training` repeats this measurement on "
-        "two cores; small dense models have kernels too, so FedAvg is shown with torch's and with "
-        "ours:"
+        "Gossamer's own kernels compute at the non-zeros only ([how](docs/arithmetic.md)). "
+        "`python -m benchmarks training` repeats this measurement on two cores; small dense models "
+        "have kernels too, so FedAvg is shown with torch's and with ours:"
     )
     return f"{text}\n\n{arithmetic.training()}"
 
