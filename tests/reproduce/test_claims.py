@@ -79,20 +79,29 @@ def test_costs_need_one_run() -> None:
     assert judged(COST, (1.2,), column="gbit").verdict == "not reproduced"
 
 
-def test_fewer_rounds_decide_nothing_unless_the_claim_says_so() -> None:
-    ours, theirs = (91, 92, 90.1), (89, 90, 88)
+@pytest.mark.parametrize(
+    ("column", "early", "verdict"),
+    [
+        ("accuracy", None, "undecided"),
+        ("accuracy", True, "reproduced"),
+        ("gbit", None, "reproduced"),
+        ("gbit", False, "undecided"),
+    ],
+)
+def test_fewer_rounds_settle_only_sums_unless_the_claim_says_so(
+    column: str, early: bool | None, verdict: str
+) -> None:
     config = find("spafl-table1").rows["fmnist-spafl"].config
     rows = {"ours": Row("ours", "OURS", config), "theirs": Row("theirs", "THEIRS", config)}
-    for early, verdict in ((False, "undecided"), (True, "reproduced")):
-        claim = replace(ABOVE, early=early)
-        table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": claim})
-        cells = {
-            (row, "accuracy"): Cell(None, values, seeds=(0, 1, 2))
-            for row, values in (("ours", ours), ("theirs", theirs))
-        }
-        (found,) = claims.judge(Measured(table, cells, {"ours": 50}), "here")
-        assert found.verdict == verdict
-        assert early or "50 of 500 rounds" in found.reason
+    claim = replace(ABOVE, column=column, early=early)
+    table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": claim})
+    cells = {
+        (row, column): Cell(None, values, seeds=(0, 1, 2))
+        for row, values in (("ours", (91, 92, 90.1)), ("theirs", (89, 90, 88)))
+    }
+    (found,) = claims.judge(Measured(table, cells, {"ours": 50}), "here")
+    assert found.verdict == verdict
+    assert ("50 of 500 rounds" in found.reason) == (verdict == "undecided")
 
 
 def test_runs_with_other_settings_than_the_papers_decide_nothing() -> None:

@@ -106,7 +106,7 @@ def _best(table: Table, shelf: Shelf) -> list[Judged]:
 
 def _runs(judged: Judged) -> Judged:
     """The claim without runs of few rounds, unless it is about what is sent or computed."""
-    if judged.scale != COSTS or judged.table.columns[judged.claim.column].whole:
+    if judged.scale != COSTS or _exact(judged.table, judged.claim):
         return judged
     return replace(judged, measured=Paired(()), verdict=UNDECIDED, reason="not run yet", scale="")
 
@@ -154,13 +154,17 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     done, wanted = measured.rounds.get(claim.row, 0), table.rows[claim.row].training
     lost = {name: measured.lost(name) for name in (claim.row, claim.than) if name}
     reasons += [f"{n} replies of {table.rows[name].title} lost" for name, n in lost.items() if n]
-    exact = table.columns[claim.column].whole or claim.early
-    if 0 < done < wanted and not exact:
+    if 0 < done < wanted and not _exact(table, claim):
         reasons.append(f"{done} of {wanted} rounds")
     pool, whole = _pool(measured, claim.row), table.rows[claim.row].pool
     if 0 < pool < whole and not table.columns[claim.column].whole:
         reasons.append(f"{pool} of {whole} clients")
     return ", ".join(reasons)
+
+
+def _exact(table: Table, claim: Claim) -> bool:
+    """Whether fewer rounds than the paper's settle a claim."""
+    return table.columns[claim.column].whole if claim.early is None else claim.early
 
 
 def _pool(measured: Measured, row: str) -> int:

@@ -104,8 +104,8 @@ class Claim:
     """The row that `row` is above, or level with; empty: the figure is what was printed."""
     within: float = 0.0
     """How far figures may be apart and still be level, or be what was printed."""
-    early: bool = False
-    """Whether fewer rounds than the paper's settle it."""
+    early: bool | None = None
+    """Whether fewer rounds than the paper's settle it; None: if its column accumulates."""
 
 
 @dataclass(frozen=True)
