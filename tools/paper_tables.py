@@ -38,7 +38,7 @@ def study(name: str, *starts: str, without: str = " ") -> str:
     table = load(RESULTS / "studies" / f"{name}.toml")
     command = f"gossamer paper results/studies/{name}.toml --scale here --results results"
     return _written(
-        table, command, lambda row: row.name.startswith(starts) and not row.name.startswith(without)
+        table, command, lambda row: row.name.startswith(starts or "") and not row.name.startswith(without)
     )
 
 

@@ -37,7 +37,11 @@ DOCS = ROOT / "docs"
 PAGES: Mapping[Path, Blocks] = {
     DOCS / "index.md": {"claims": papers.claims},
     DOCS / "papers.md": {"kept-runs": papers.progress},
-    DOCS / "spafl.md": {"spafl-table1": lambda: papers.paper("spafl-table1")},
+    DOCS / "spafl.md": {
+        "spafl-table1": lambda: papers.paper("spafl-table1"),
+        "spafl-scale": lambda: papers.study("spafl-scale"),
+        "spafl-tau": lambda: papers.study("spafl-tau"),
+    },
     DOCS / "flash.md": {
         "flash-mnist": lambda: papers.paper("flash-mnist"),
         "flash-cifar10": lambda: papers.paper("flash-cifar10"),
