@@ -196,5 +196,5 @@ def test_a_few_rounds_settle_what_is_sent_and_nothing_else(tmp_path: Path) -> No
     )
     keep(run, tmp_path / "a.json")
     found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), ["spafl-table1"])}
-    assert found["traffic"].verdict == "reproduced" and found["traffic"].scale == "costs"
+    assert found["bits"].verdict == "reproduced" and found["bits"].scale == "costs"
     assert found["accuracy"].reason == "not run yet" and not found["accuracy"].measured.values
