@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,12 @@ from textwrap import wrap
 from gossamer.report.kept import Shelf
 from gossamer.reproduce import claims as judging
 from gossamer.reproduce.published import Cell, Measured
-from gossamer.reproduce.published_text import held_out, lost_replies
+from gossamer.reproduce.published_text import (
+    fewer_clients,
+    held_out,
+    lost_replies,
+    measured_words,
+)
 from gossamer.reproduce.tables import Column, Row, Table, find, load, names
 
 ROOT = Path(__file__).parents[1]
@@ -29,23 +34,23 @@ def shelf() -> Shelf:
 
 def paper(name: str) -> str:
     """The rows of a paper's table of which runs are kept, printed beside measured."""
-    command = f"gossamer paper {name} --scale here --results results"
-    return _written(find(name), command, lambda row: True)
+    return _written(find(name), name, lambda row: True, about=True)
 
 
 def study(name: str, *starts: str, without: str = " ") -> str:
     """Rows of a study of our own whose names begin with some words."""
     table = load(RESULTS / "studies" / f"{name}.toml")
-    command = f"gossamer paper results/studies/{name}.toml --scale here --results results"
-    return _written(
-        table, command, lambda row: row.name.startswith(starts or "") and not row.name.startswith(without)
-    )
+
+    def wanted(row: Row) -> bool:
+        return row.name.startswith(starts or "") and not row.name.startswith(without)
+
+    return _written(table, f"results/studies/{name}.toml", wanted)
 
 
 @cache
 def judged() -> tuple[judging.Judged, ...]:
     """Every claim of the papers with its verdict."""
-    tables = [name for start in ORDER for name in names() if name.startswith(start)]
+    tables = [find(name) for start in ORDER for name in names() if name.startswith(start)]
     return tuple(judging.judge_kept(shelf(), tables))
 
 
@@ -79,12 +84,12 @@ def progress() -> str:
     return "\n".join(lines)
 
 
-def _written(table: Table, command: str, wanted: object) -> str:
-    assert callable(wanted)
+def _written(table: Table, name: str, wanted: Callable[[Row], bool], about: bool = False) -> str:
     measured, scale = judging.kept_table(table, shelf())
     rows = [row for row in table.rows.values() if wanted(row) and _known(measured, row)]
     if not rows:
-        return f"No run is kept yet: `{command}` makes them, and this table."
+        command = f"gossamer paper {name} --scale here --results results"
+        return _wrapped(f"No run is kept yet: `{command}` makes them, and this table.")
     columns = [
         column
         for column in table.columns.values()
@@ -95,19 +100,21 @@ def _written(table: Table, command: str, wanted: object) -> str:
     several = any(len(cell.values) > 1 for cell in measured.cells.values())
     error = "means ± one standard error over seeds, " if several else "one seed, "
     some = ", ".join(map(str, rounds))
-    lines += [
-        "",
-        f"(`{command.replace('--scale here', f'--scale {scale}')}`: {error}{some} rounds.)",
-    ]
+    lines += ["", f"(`gossamer paper {name} --kept`: {error}{some} rounds.)"]
     mine = {row.name: measured.runs[row.name] for row in rows if row.name in measured.runs}
     shown = replace(measured, runs=mine)
-    notes = [*lost_replies(shown), *held_out(shown)]
+    smaller = [table.scales[scale].about] if about and scale != "full" else []
+    notes = [*smaller, *lost_replies(shown), *held_out(shown), *fewer_clients(shown)]
     if any(measured.diverged.get(row.name) for row in rows):
         notes.append("runs that diverged are in no mean")
     for note in notes:
         lines[-1] = f"{lines[-1][:-1]} {note[0].upper()}{note[1:]}.)"
-    lines += wrap(lines.pop(), WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines.append(_wrapped(lines.pop()))
     return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def _lines(measured: Measured, rows: list[Row], columns: list[Column]) -> Iterator[str]:
@@ -123,23 +130,23 @@ def _lines(measured: Measured, rows: list[Row], columns: list[Column]) -> Iterat
     yield "|---" * (len(heads) + 2) + "|"
     for row in rows:
         cells = []
+        most = max((len(measured.line(row, column).values) for column in columns), default=0)
         for column in columns:
             cell = measured.line(row, column)
             if printed[column.name]:
                 cells.append(f"{cell.published.value:.6g}" if cell.published else "")
-            cells.append(_value(cell, column))
-        seeds = str(max((len(measured.line(row, column).values) for column in columns), default=0))
+            cells.append(_value(cell, column, most))
+        seeds = str(most)
         lost = measured.diverged.get(row.name)
         seeds += f", {lost} diverged" if lost else ""
         yield f"| {row.title} | {' | '.join(cells)} | {seeds} |"
 
 
-def _value(cell: Cell, column: Column) -> str:
+def _value(cell: Cell, column: Column, seeds: int) -> str:
     if cell.measured is None:
         return ""
-    digits = ".2f" if column.unit == "%" else ".4g"
-    value = f"{cell.measured:{digits}}"
-    return value if not cell.error else f"{value} ± {cell.error:.2g}"
+    fewer = f" (n = {len(cell.values)})" if len(cell.values) < seeds else ""
+    return measured_words(cell, ".2f" if column.unit == "%" else ".4g") + fewer
 
 
 def _title(column: Column) -> str:

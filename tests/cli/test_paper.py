@@ -15,6 +15,7 @@ from gossamer import fields
 from gossamer.cli import main
 from gossamer.config import PAPERS
 from gossamer.reproduce.published import Cell
+from gossamer.reproduce.published_text import measured_words
 from gossamer.reproduce.tables import SCALES, Published, Row, Table, find, load, names
 
 from .conftest import Outcome, events
@@ -295,13 +296,21 @@ def test_what_clients_hold_out_is_said(table: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "measured", "std"),
-    [("mean", 4.0, statistics.stdev([1, 2, 4, 9])), ("max", 9.0, None), ("middle", 3.0, 2**0.5)],
+    ("over", "measured", "mean", "std", "words"),
+    [
+        ("mean", 4.0, 4.0, statistics.stdev([1, 2, 4, 9]), "4.0 ± 1.8"),
+        ("max", 9.0, 4.0, statistics.stdev([1, 2, 4, 9]), "9.0 (best of 4; mean 4.0 ± 1.8)"),
+        ("middle", 3.0, 3.0, 2**0.5, "3.0 ± 1"),
+    ],
 )
-def test_seeds_are_joined_as_the_paper_does(over: str, measured: float, std: float | None) -> None:
+def test_seeds_are_joined_as_the_paper_does(
+    over: str, measured: float, mean: float, std: float, words: str
+) -> None:
     cell = Cell(Published(3.0), (1.0, 9.0, 2.0, 4.0), over)
-    assert (cell.measured, cell.std, cell.difference) == (measured, std, measured - 3)
+    assert (cell.measured, cell.mean, cell.difference) == (measured, mean, measured - 3)
+    assert cell.std == std and measured_words(cell, ".1f") == words
     assert Cell(Published(3.0), (1.0, 9.0), "middle").measured == 5.0
+    assert measured_words(Cell(None, (9.0,), "max"), ".1f") == "9.0"
 
 
 REFUSED = {
@@ -312,6 +321,9 @@ REFUSED = {
     "mine.toml --only dens": "no row 'dens' in mine; did you mean 'dense'? rows: dense, sparse",
     "mine.toml --only other": "row other has published figures only; no method here can run it",
     "mine.toml --only sparse --scale here": "not run at scale here; use --scale quick",
+    "mine.toml --kept --only dense": "--kept runs nothing, so --only has no effect; leave it out",
+    "mine.toml --kept --seeds 2": "--kept runs nothing, so --seeds has no effect; leave it out",
+    "mine.toml --claims": "mine has no claims",
     "mine.toml --seeds -1": "--seeds must be at least 1",
     "mine.toml --workers x": "--workers is a whole number, not 'x'",
     "mine.toml --ony dense": "no option '--ony' of `gossamer paper`; did you mean '--only'?",

@@ -50,9 +50,9 @@ def judged(claim: Claim, ours: Any, theirs: Any = (), column: str = "accuracy", 
         (ABOVE, (91, 92, 90.1), (89, 90, 88), "reproduced", "p = "),
         (ABOVE, (88, 89, 87), (90, 91.1, 89), "not reproduced", "p = "),
         (ABOVE, (91, 88, 90), (89, 90, 89), "undecided", "no difference shown"),
-        (LEVEL, (90.1, 91, 89.9), (90, 91.1, 90), "reproduced", "within 1"),
-        (LEVEL, (95, 96, 95.1), (90, 91, 90), "not reproduced", "within 1"),
-        (LEVEL, (91, 88, 90), (89, 90, 89), "undecided", "within 1"),
+        (LEVEL, (90.1, 91, 89.9), (90, 91.1, 90), "reproduced", "wanted 0 ± 1"),
+        (LEVEL, (95, 96, 95.1), (90, 91, 90), "not reproduced", "wanted 0 ± 1"),
+        (LEVEL, (91, 88, 90), (89, 90, 89), "undecided", "wanted 0 ± 1"),
         (VALUE, (90.2, 89.9, 90.1), (), "reproduced", "95 % interval"),
         (VALUE, (80.2, 80, 80.1), (), "not reproduced", "95 % interval"),
         (VALUE, (90.2,), (), "undecided", "one seed"),
@@ -195,6 +195,6 @@ def test_a_few_rounds_settle_what_is_sent_and_nothing_else(tmp_path: Path) -> No
         text="# gossamer paper spafl-table1 --scale costs\n",
     )
     keep(run, tmp_path / "a.json")
-    found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), ["spafl-table1"])}
+    found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), [table])}
     assert found["bits"].verdict == "reproduced" and found["bits"].scale == "costs"
     assert found["accuracy"].reason == "not run yet" and not found["accuracy"].measured.values

@@ -60,4 +60,4 @@ def test_diverged_runs_are_marked_in_a_papers_table() -> None:
     assert ["all", "90", "diverged", "0,", "2", "diverged", "–"] in lines
     assert ["some", "90", "88.00", "1,", "1", "diverged", "-2.00"] in lines
     assert "runs that diverged are in no mean" in legend(measured)
-    assert comma_separated(measured).splitlines()[1].split(",")[9:11] == ["0", "2"]
+    assert comma_separated(measured).splitlines()[1].split(",")[10:12] == ["0", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--claims",
         action="store_true",
-        help="without a name: every claim of the papers, printed vs. measured, by kept results",
+        help="every claim of a table, or of all of them, printed vs. measured, by kept results",
     )
     parser.add_argument("--workers", default=None, metavar="N", help="number of worker threads")
     parser.add_argument("--device", default=None, metavar="TEXT", help="cpu (default) or cuda")
@@ -101,7 +102,7 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     options = parser.read(arguments)
     if options.claims:
-        return _claims(options.results, options.json)
+        return _claims(options.name, options.results, options.json)
     if options.name is None:
         return _listed(options.json)
     with refusing():
@@ -111,6 +112,7 @@ def paper(arguments: Sequence[str]) -> int:
         raise Refusal(f"{table.name} has no scale {wanted}, only {', '.join(table.scales)}")
     shelf = Shelf(Path(options.results) if options.results else RESULTS)
     if options.kept:
+        _unused(options, "only", "seeds", "dry", "out")
         return _present_kept(table, shelf, options.scale, options.pictures, options.json)
     if options.seeds is not None and options.seeds < 1:
         raise Refusal(f"--seeds must be at least 1, not {options.seeds}")
@@ -170,9 +172,20 @@ def _draw(measured: Measured, folder: str) -> int:
     return 0
 
 
-def _claims(results: str, as_json: bool) -> int:
-    """Prints every claim of the papers, judged by results that are kept."""
-    judged = claims.judge_kept(Shelf(Path(results) if results else RESULTS))
+def _unused(options: Namespace, *names: str) -> None:
+    """Refuses options that have no effect where nothing is run."""
+    for name in names:
+        if getattr(options, name):
+            raise Refusal(f"--kept runs nothing, so --{name} has no effect; leave it out")
+
+
+def _claims(name: str | None, results: str, as_json: bool) -> int:
+    """Prints the claims of a table, or of all, judged by results that are kept."""
+    with refusing():
+        tables = None if name is None else [find(name)]
+    if tables and not tables[0].claims:
+        raise Refusal(f"{tables[0].name} has no claims")
+    judged = claims.judge_kept(Shelf(Path(results) if results else RESULTS), tables)
     for line in claims.text(judged):
         say(paragraph(line, "- "))
     if as_json:

@@ -14,7 +14,6 @@ from typing import Any
 
 from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired
-from gossamer.report.runs import number
 from gossamer.reproduce.published import Cell, Measured, measured_table
 from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
 
@@ -71,14 +70,13 @@ def judge(measured: Measured, scale: str = "") -> list[Judged]:
     return [_judge(measured, claim, scale) for claim in measured.table.claims.values()]
 
 
-def judge_kept(shelf: Shelf, tables: Iterable[str] | None = None) -> list[Judged]:
-    """All claims of all tables, judged by the kept runs of the largest scale that has any."""
-    judged = []
-    for name in names() if tables is None else tables:
-        table = find(name)
-        if table.claims:
-            judged += _best(table, shelf)
-    return judged
+def judge_kept(shelf: Shelf, tables: Iterable[Table] | None = None) -> list[Judged]:
+    """All claims of tables, by default all of them, judged by the runs that are kept.
+
+    A claim is judged by the largest scale that has any runs for it.
+    """
+    some = map(find, names()) if tables is None else tables
+    return [judged for table in some if table.claims for judged in _best(table, shelf)]
 
 
 def kept_table(table: Table, shelf: Shelf, scales: Iterable[str] = SETTLED) -> tuple[Measured, str]:
@@ -92,7 +90,7 @@ def kept_table(table: Table, shelf: Shelf, scales: Iterable[str] = SETTLED) -> t
 
 
 def _best(table: Table, shelf: Shelf) -> list[Judged]:
-    """Each claim by the scale with the most seeds."""
+    """Each claim by the largest scale that has any runs for it."""
     about = {name for claim in table.claims.values() for name in (claim.row, claim.than)}
     rows = {name: row for name, row in table.rows.items() if name in about}
     part = replace(table, rows=rows)
@@ -101,7 +99,8 @@ def _best(table: Table, shelf: Shelf) -> list[Judged]:
         for name in (*SETTLED, COSTS)
         if (scale := table.scales.get(name))
     ]
-    return [max(map(_runs, each), key=_count) for each in zip(*choices, strict=True)]
+    by_claim = (list(map(_runs, each)) for each in zip(*choices, strict=True))
+    return [next((one for one in each if one.measured.values), each[0]) for each in by_claim]
 
 
 def _runs(judged: Judged) -> Judged:
@@ -109,10 +108,6 @@ def _runs(judged: Judged) -> Judged:
     if judged.scale != COSTS or _exact(judged.table, judged.claim):
         return judged
     return replace(judged, measured=Paired(()), verdict=UNDECIDED, reason="not run yet", scale="")
-
-
-def _count(judged: Judged) -> int:
-    return len(judged.measured.values)
 
 
 def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
@@ -127,8 +122,9 @@ def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
             f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
         )
     short = _smaller(measured, claim, scale)
-    if short and verdict != UNDECIDED:
-        verdict, reason = UNDECIDED, f"{short}; so far it would be {verdict}: {reason}"
+    if short and values.values:
+        so_far = "" if verdict == UNDECIDED else f"so far it would be {verdict}: "
+        verdict, reason = UNDECIDED, f"{short}; {so_far}{reason}"
     ran = scale if values.values else ""
     return Judged(measured.table, claim, printed, values, verdict, reason, ran)
 
@@ -156,7 +152,7 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     reasons += [f"{n} replies of {table.rows[name].title} lost" for name, n in lost.items() if n]
     if 0 < done < wanted and not _exact(table, claim):
         reasons.append(f"{done} of {wanted} rounds")
-    pool, whole = _pool(measured, claim.row), table.rows[claim.row].pool
+    pool, whole = measured.pool(claim.row), table.rows[claim.row].pool
     if 0 < pool < whole and not table.columns[claim.column].whole:
         reasons.append(f"{pool} of {whole} clients")
     return ", ".join(reasons)
@@ -165,12 +161,6 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
 def _exact(table: Table, claim: Claim) -> bool:
     """Whether fewer rounds than the paper's settle a claim."""
     return table.columns[claim.column].whole if claim.early is None else claim.early
-
-
-def _pool(measured: Measured, row: str) -> int:
-    """How many clients the runs of a row have; 0 if there are none."""
-    known = [number(run.started.get("pool")) for run in measured.runs.get(row, ())]
-    return int(min((each for each in known if each), default=0))
 
 
 def _verdict(
@@ -183,7 +173,7 @@ def _verdict(
     if column.figure in SUMS and not claim.than and printed is not None:
         # Costs do not depend on luck: one run is enough.
         close = abs(values.mean - printed) <= claim.within
-        return (REPRODUCED if close else REFUTED), f"printed ± {claim.within:g} wanted"
+        return (REPRODUCED if close else REFUTED), f"wanted {printed:.4g} ± {claim.within:g}"
     limits = values.interval()
     if limits is None or values.p is None:
         return UNDECIDED, "one seed"
@@ -195,7 +185,8 @@ def _verdict(
     if centre is None:
         return UNDECIDED, "nothing is printed"
     low, high = limits[0] - centre, limits[1] - centre
-    what = f"95 % interval {limits[0]:.3g} to {limits[1]:.3g}, within {claim.within:g} wanted"
+    wanted = f"wanted {centre:.3g} ± {claim.within:g}"
+    what = f"95 % interval {limits[0]:.3g} to {limits[1]:.3g}, {wanted}"
     if -claim.within <= low and high <= claim.within:
         return REPRODUCED, what
     return (REFUTED if high < -claim.within or low > claim.within else UNDECIDED), what

@@ -49,14 +49,25 @@ class Cell:
         return statistics.fmean(self.counted) if self.values else None
 
     @property
+    def mean(self) -> float | None:
+        """The mean over all seeds, also where the figure is that of the best one."""
+        return (
+            statistics.fmean(self.values) if self.over == "max" and self.values else self.measured
+        )
+
+    @property
     def std(self) -> float | None:
-        """Their standard deviation."""
-        return spread(self.counted)
+        """The standard deviation of what the mean is over."""
+        return spread(self._averaged)
 
     @property
     def error(self) -> float | None:
-        """The standard error of their mean."""
-        return standard_error(self.counted)
+        """The standard error of the mean."""
+        return standard_error(self._averaged)
+
+    @property
+    def _averaged(self) -> Sequence[float]:
+        return self.values if self.over == "max" else self.counted
 
     @property
     def difference(self) -> float | None:
@@ -83,6 +94,11 @@ class Measured:
     """By row: how many of its runs diverged; they are in no mean."""
     runs: Mapping[str, tuple[Run, ...]] = field(default_factory=dict)
     """By row: its runs, one for each seed."""
+
+    def pool(self, row: str) -> int:
+        """How many clients the runs of a row have; 0 if there are none."""
+        known = [number(run.started.get("pool")) for run in self.runs.get(row, ())]
+        return int(min((each for each in known if each), default=0))
 
     def lost(self, row: str) -> int:
         """How many replies of a row's runs were refused or never came."""

@@ -16,7 +16,8 @@ NOTHING = "–"
 HEADS = ("published", "measured", "seeds", "difference")
 CSV_HEADER = (
     *("table", "row", "column", "unit", "published", "published_std"),
-    *("measured", "measured_std", "measured_se", "seeds", "diverged", "rounds", "difference"),
+    *("measured", "mean", "measured_std", "measured_se"),
+    *("seeds", "diverged", "rounds", "difference"),
 )
 
 
@@ -54,8 +55,8 @@ def legend(measured: Measured) -> Iterator[str]:
     """Notes on how to read the figures."""
     if any(len(cell.values) > 1 for cell in measured.cells.values()):
         yield (
-            "measured: mean over seeds ± one standard error, unless a note says otherwise; "
-            "published ± as the paper states it"
+            "measured: mean over seeds ± one standard error, unless a note or the cell says "
+            "otherwise; published ± as the paper states it"
         )
     if measured.diverged:
         yield "runs that diverged are in no mean"
@@ -67,6 +68,7 @@ def legend(measured: Measured) -> Iterator[str]:
             "exact if all rounds cost the same, a rough estimate if models shrink"
         )
     yield from held_out(measured)
+    yield from fewer_clients(measured)
     yield from measured.table.notes
 
 
@@ -84,8 +86,16 @@ def held_out(measured: Measured) -> Iterator[str]:
     rows = {name: measured.held_out[name] for name in measured.runs}
     for share in sorted(set(rows.values()) - {0.0}):
         titles = [measured.table.rows[name].title for name, own in rows.items() if own == share]
-        which = "all rows" if len(titles) == len(rows) else ", ".join(titles)
+        which = "all rows" if len(titles) == len(rows) else "; ".join(titles)
         yield f"clients hold out {100 * share:g} % of their training data in: {which}"
+
+
+def fewer_clients(measured: Measured) -> Iterator[str]:
+    """Which rows have fewer clients than their data set."""
+    pools = {name: (measured.pool(name), measured.table.rows[name].pool) for name in measured.runs}
+    for pool, whole in sorted({each for each in pools.values() if 0 < each[0] < each[1]}):
+        titles = [measured.table.rows[name].title for name in pools if pools[name] == (pool, whole)]
+        yield f"{pool} of the data set's {whole} clients in: {'; '.join(titles)}"
 
 
 def page_table(measured: Measured) -> PaperTable:
@@ -139,6 +149,7 @@ def plain(measured: Measured) -> list[dict[str, Any]]:
                     "published": printed.value if printed else None,
                     "published_std": printed.std if printed else None,
                     "measured": cell.measured,
+                    "mean": cell.mean,
                     "measured_std": cell.std,
                     "measured_se": cell.error,
                     "seeds": len(cell.values),
@@ -160,9 +171,7 @@ def _words(cell: Cell, column: Column, diverged: int) -> list[str]:
     printed = NOTHING
     if cell.published:
         printed = _with_error(f"{cell.published.value:.10g}", cell.published.std)
-    measured = (
-        NOTHING if cell.measured is None else _with_error(f"{cell.measured:{digits}}", cell.error)
-    )
+    measured = NOTHING if cell.measured is None else measured_words(cell, digits)
     difference = NOTHING
     if cell.difference is not None and cell.published:
         if column.unit == "%":
@@ -174,6 +183,14 @@ def _words(cell: Cell, column: Column, diverged: int) -> list[str]:
         measured = measured if cell.values else "diverged"
         seeds = f"{len(cell.values)}, {diverged} diverged"
     return [printed, measured, seeds, difference]
+
+
+def measured_words(cell: Cell, digits: str) -> str:
+    """A measured figure with its error; the best of several seeds with their mean."""
+    if cell.over != "max" or len(cell.values) < 2:
+        return _with_error(f"{cell.measured:{digits}}", cell.error)
+    mean = _with_error(f"{cell.mean:{digits}}", cell.error)
+    return f"{cell.measured:{digits}} (best of {len(cell.values)}; mean {mean})"
 
 
 def _with_error(value: str, error: float | None) -> str:
