@@ -1,8 +1,10 @@
 """A run that diverged says so, has an exit code of its own, and is in no mean."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,11 @@ from gossamer.accounting import Cost
 from gossamer.engine.checkpoint import Progress
 from gossamer.engine.events import ClientFailed, ClientFinished, plain_line
 from gossamer.engine.files import chained, unchained
-from gossamer.engine.round_figures import advanced
+from gossamer.engine.round_figures import advanced, diverged
+from gossamer.report import Run
+from gossamer.reproduce.results import comma_separated, results, text
+from gossamer.task import CLASSIFICATION
+from gossamer.task.goal import goal_of
 
 from .conftest import SMALL, Outcome, events
 
@@ -95,3 +101,30 @@ def test_a_model_without_weights_has_diverged() -> None:
     said = "diverged in round 1: no weight is left, the density is 0"
     assert after(Progress(), [done(1, 0.0), done(2, 0.0)], []) == said
     assert after(Progress(), [done(1, 0.0), done(2, 0.1)], []) == ""
+
+
+def test_a_model_that_guesses_after_replies_were_lost_has_diverged() -> None:
+    lost = advanced(Progress(), [done(1), done(2)], [refused(1)], now=None, seconds=0.0)
+    assert lost.not_finite == lost.failed == 1 and not lost.diverged
+    guesses = replace(lost, scores={"global": 0.11, "personal_mean": 0.5})
+    said = "diverged: 1 reply was not finite, and a score of 0.11 is that of guessing"
+    assert diverged(guesses, 0.1) == said
+    assert diverged(replace(guesses, scores={"global": 0.4}), 0.1) == ""
+    assert diverged(guesses, None) == "", "there is no score of guessing"
+    assert diverged(replace(guesses, not_finite=0), 0.1) == "", "it only learns slowly"
+    own = replace(guesses, scores={"global": None, "personal_mean": 0.1})
+    assert diverged(own, 0.1).endswith("a score of 0.1 is that of guessing")
+
+
+def test_only_an_accuracy_of_classes_has_a_score_of_guessing() -> None:
+    assert CLASSIFICATION.guessing(10) == 0.1
+    assert goal_of("regression").guessing(10) is None
+
+
+def test_a_comparison_says_how_many_replies_were_lost() -> None:
+    started = {"method": "fedavg", "rounds": 2}
+    runs = [Run(f"a/seed-{seed}", {**started, "seed": seed}, failed=seed) for seed in (1, 2)]
+    found = results(runs)
+    assert "fedavg (3 replies lost)" in " ".join(text(found).split())
+    (row,) = csv.DictReader(io.StringIO(comma_separated(found)))
+    assert row["replies_lost"] == "3" and row["diverged"] == "0"

@@ -155,6 +155,12 @@ def test_readings_of_the_paper_scale_the_terms() -> None:
     assert value() - value(lambda0_per="gate") == pytest.approx(paid)
 
 
+def test_a_factor_of_no_drift_is_refused() -> None:
+    with pytest.raises(ValueError, match="no effect with `drift=0`"):
+        toy(drift=0.0, drift_factor="whole").init(server_ctx(net()))
+    toy(drift=0.1, drift_factor="whole").init(server_ctx(net()))
+
+
 @pytest.mark.parametrize(
     ("weights", "signs"),
     [

@@ -45,6 +45,12 @@ from helpers import CLASSES, INPUTS, client_ctx, conv, mlp, refused, same, serve
         ({"delta_ref": "last-server-step"}, "add --downlink sampled"),
         ({"downlink": "sampled", "eval_point": "before"}, "--eval-point before has no effect"),
         ({"reg_step": "eq5", "regulariser": "inv"}, "--regulariser inv has no effect"),
+        ({"phases": "joint", "mask_refresh": "first-epoch"}, "--mask-refresh first-epoch has no"),
+        ({"phases": "joint", "norm_in_tau_epoch": True}, "--norm-in-tau-epoch has no effect"),
+        (
+            {"importance_rule": "none", "importance_divisor": "kernel"},
+            "--importance-divisor kernel has no effect",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -62,6 +68,9 @@ def test_settings_that_contradict_each_other_are_refused(
         "delta_ref": {"downlink": "sampled"},
         "eval_point": {"downlink": "all"},
         "regulariser": {"reg_step": "loss"},
+        "mask_refresh": {"phases": "alternating"},
+        "norm_in_tau_epoch": {"phases": "alternating"},
+        "importance_divisor": {"importance_rule": "signed"},
     }
     mended = next(fine[name] for name in reversed(changes) if name in fine)
     spafl(**{**changes, **mended}).init(server_ctx(task))

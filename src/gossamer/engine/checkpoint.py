@@ -68,6 +68,8 @@ class Progress:
     seconds: float = 0.0
     device_seconds: float | None = None
     failed: int = 0
+    not_finite: int = 0
+    """Replies that were refused because their values were not finite."""
     diverged: str = ""
     """Since which round there is nothing to learn from, and why; empty if there is."""
     norms: Norms = field(default_factory=dict)

@@ -17,6 +17,9 @@ from gossamer.engine.events import (
 )
 from gossamer.wire.errors import NOT_FINITE
 
+WORTHLESS = 1.5
+"""An accuracy of so many times that of guessing, or less, is that of a model that guesses."""
+
 
 def advanced(
     progress: Progress,
@@ -47,6 +50,7 @@ def advanced(
         seconds=seconds,
         device_seconds=now,
         failed=progress.failed + len(failures),
+        not_finite=progress.not_finite + _not_finite(failures),
         diverged=_diverged(progress, finished, failures),
     )
 
@@ -59,7 +63,7 @@ def _diverged(
     It does when all replies are lost, and recovers when none is.
     """
     clients = {event.client for event in finished} | {event.client for event in failures}
-    lost = sum(NOT_FINITE in failure.reason for failure in failures)
+    lost = _not_finite(failures)
     if clients and lost == len(clients):
         reason = f"{lost} of {lost} replies were {NOT_FINITE}"
     elif finished and not any(event.density for event in finished):
@@ -67,6 +71,29 @@ def _diverged(
     else:
         return progress.diverged if lost else ""
     return progress.diverged or f"diverged in round {progress.round + 1}: {reason}"
+
+
+def _not_finite(failures: Sequence[ClientFailed]) -> int:
+    return sum(NOT_FINITE in failure.reason for failure in failures)
+
+
+def diverged(progress: Progress, guessing: float | None) -> str:
+    """In which round the run diverged, and how that showed; empty if it did not.
+
+    A run also diverged if some replies were not finite and the model that is left guesses.
+
+    Args:
+        progress: How far the run has come.
+        guessing: The score of a model that guesses; None where there is no such score.
+    """
+    if progress.diverged or not progress.not_finite or guessing is None:
+        return progress.diverged
+    known = (progress.scores.get(name) for name in ("global", "personal_mean"))
+    score = next((each for each in known if each is not None), None)
+    if score is None or score > WORTHLESS * guessing:
+        return ""
+    replies = "1 reply was" if progress.not_finite == 1 else f"{progress.not_finite} replies were"
+    return f"diverged: {replies} {NOT_FINITE}, and a score of {score:.4g} is that of guessing"
 
 
 def spent(

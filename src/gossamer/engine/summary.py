@@ -19,6 +19,7 @@ from gossamer.engine.checkpoint import Progress, write_atomically
 from gossamer.engine.events import SCHEMA, Evaluated, Finished, Started
 from gossamer.engine.history import History
 from gossamer.engine.options import Select
+from gossamer.engine.round_figures import diverged
 from gossamer.engine.run_record import Run
 from gossamer.task.metrics import Better, is_better, titled
 
@@ -298,9 +299,13 @@ def summarise(
         interrupted=interrupted,
         state=state,
         history=history,
-        diverged=progress.diverged,
+        diverged=diverged(progress, _guessing(run)),
         reached=reached,
     )
+
+
+def _guessing(run: Run) -> float | None:
+    return run.task.goal.guessing(run.federation.classes)
 
 
 def run_finished(run: Run, progress: Progress, state_hash: str, reached: str) -> Finished:
@@ -312,7 +317,7 @@ def run_finished(run: Run, progress: Progress, state_hash: str, reached: str) ->
         progress.density,
         state_hash,
         run.options.select,
-        progress.diverged,
+        diverged(progress, _guessing(run)),
         reached,
         scores,
     )

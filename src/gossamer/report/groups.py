@@ -45,6 +45,12 @@ class Group:
         return "" if not lost else "diverged" if count == 1 else f"{lost} of {count} diverged"
 
     @property
+    def lost(self) -> str:
+        """How many replies its runs lost; empty if none."""
+        count = sum(run.failed for run in self.sound)
+        return "" if not count else "1 reply lost" if count == 1 else f"{count} replies lost"
+
+    @property
     def missed(self) -> str:
         """How many of its runs ended without reaching any of their goals; empty if none did."""
         ended = [run for run in self.sound if run.goals and run.finished]

@@ -100,7 +100,8 @@ def comma_separated(results: Results) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     titles = [named(name, results.metric) for name in CSV_FIGURES]
     columns = [f"{name}{suffix}" for name in titles for suffix in ("", "_std", "_se")]
-    writer.writerow(["run", "method", "seeds", "rounds", "pareto_best", "diverged", *columns])
+    known = ["run", "method", "seeds", "rounds", "pareto_best", "diverged", "replies_lost"]
+    writer.writerow([*known, *columns])
     for row in results.rows:
         forms = (row.figures, row.spreads, row.errors)
         values = [form.get(name) for name in CSV_FIGURES for form in forms]
@@ -109,6 +110,7 @@ def comma_separated(results: Results) -> str:
                 *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
                 *(row.group.first.done, int(row.pareto_optimal)),
                 len(row.group.runs) - len(row.group.sound),
+                sum(run.failed for run in row.group.runs),
                 *("" if value is None else repr(value) for value in values),
             ]
         )
@@ -235,8 +237,8 @@ def _unit(values: Sequence[float | None]) -> tuple[float, str]:
 
 
 def _label(group: Group) -> str:
-    """The name of a row; it says if runs diverged, or did not reach what they were to."""
-    notes = ", ".join(filter(None, (group.diverged, group.missed)))
+    """The name of a row; it says if runs diverged, lost replies, or missed their goals."""
+    notes = ", ".join(filter(None, (group.diverged, group.lost, group.missed)))
     return f"{group.label} ({notes})" if notes else group.label
 
 

@@ -157,6 +157,10 @@ class Goal:
         value = able[0].of(self.predictions(self.outputs(outputs)), y)
         return (0.0 if value is None else value), chance
 
+    def guessing(self, classes: int) -> float | None:
+        """The headline of a model that guesses; None unless it is an accuracy of classes."""
+        return 1 / classes if self._by_class and self.headline.name == "accuracy" else None
+
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Raises ValueError if outputs and labels of a few examples do not fit the goal."""
         wanted, fits = _FORMS[self.kind]

@@ -114,6 +114,8 @@ class FedSparseVariants:
     )
 
     def init(self, ctx: Ctx) -> Server:
+        if self.drift_factor == "whole" and not self.pure.drift:
+            raise ValueError("`drift_factor='whole'` has no effect with `drift=0`; set `drift=`")
         if self.gate_bias:
             try:
                 behind(ctx.task)

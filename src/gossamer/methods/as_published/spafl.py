@@ -103,6 +103,11 @@ class SpaFLVariants:
     def check(self) -> None:
         """Refuses settings that contradict each other, or have no effect."""
         self.pruning.check(self.training)
+        if self.importance_rule == "none" and self.importance_divisor != "fan_in":
+            raise ValueError(
+                f"`importance_divisor={self.importance_divisor!r}` has no effect with "
+                "`importance_rule='none'`; leave it out"
+            )
         if self.downlink == "all" and self.delta_ref != "last-received":
             raise ValueError(
                 f"`delta_ref={self.delta_ref!r}` has no effect where all clients receive every "

@@ -89,7 +89,16 @@ class Pruning:
                 "`ste='dead'` is a defect of the released code; ask for it with "
                 "`bug_compat='cifar'`"
             )
-
+        if self.phases == "joint" and self.mask_refresh == "first-epoch":
+            raise ValueError(
+                "`mask_refresh='first-epoch'` has no effect with `phases='joint'`, where masks "
+                "change with every batch; leave it out"
+            )
+        if self.phases == "joint" and self.norm_in_tau_epoch:
+            raise ValueError(
+                "`norm_in_tau_epoch=True` has no effect with `phases='joint'`, where everything "
+                "trains in every epoch; leave it out"
+            )
         if self.reg_step == "eq5" and self.regulariser != "exp":
             raise ValueError(
                 f"`regulariser={self.regulariser!r}` has no effect with `reg_step='eq5'`, whose "
