@@ -216,6 +216,8 @@ class Result(Generic[U, C]):
     trained: Mapping[str, Tensor | float] = field(default_factory=dict)
     """Weights that got a gradient, as masks or as mean shares; empty: the active ones."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    searched: int = 0
+    """Examples that passed once more for a gradient of all weights, to move masks by it."""
 
 
 @dataclass(frozen=True, slots=True)

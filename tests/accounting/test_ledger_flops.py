@@ -181,3 +181,15 @@ def test_frozen_weights_cost_no_gradient_in_pffdst() -> None:
     assert FLOPS["pffdst"](effort) == pytest.approx(40 * 100 * (0.2 + 0.2 + 0.1))
     whole = Effort(layout, kept, 100, 10, 10)
     assert FLOPS["pffdst"](whole) == FLOPS["swat"](whole) == pytest.approx(40 * 100 * 0.6)
+
+
+def test_a_search_for_masks_costs_a_pass_with_the_gradient_of_all_weights() -> None:
+    layout = layout_of("lenet5_caffe", GREY, 10)
+    kept = dict.fromkeys(layout.prunable, 0.1)
+    dense = FLOPS["passes"](Effort(layout, {}, 1, 1, 1))
+    found = FLOPS["passes"](Effort(layout, kept, 10, 5, 5, searched=2))
+    assert found / dense == pytest.approx((10 * 3 * 0.1 + 2 * (2 * 0.1 + 1)) / 3)
+    # Conventions of papers that do not know of it.
+    assert FLOPS["swat"](Effort(layout, kept, 10, 5, 5, searched=2)) == pytest.approx(
+        FLOPS["swat"](Effort(layout, kept, 10, 5, 5))
+    )

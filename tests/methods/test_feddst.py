@@ -70,6 +70,15 @@ def test_a_mask_goes_up_in_readjustment_rounds_only_and_never_from_random_masks(
         assert rounds_with_masks == ({2, 4, 6} if name == "feddst" else set())
 
 
+def test_clients_declare_the_batch_that_they_readjust_by() -> None:
+    method = FedDST(clients=6, training=QUICK, density=0.5, readjustment=OFTEN)
+    task = plain_task()
+    state = method.init(ctx(task, 0))
+    searched = {number: visit(method, task, state, number)[2].searched for number in (1, 2, 3)}
+    last = len(Tiny().client(0).train) % QUICK.batch or QUICK.batch
+    assert searched == {1: 0, 2: last, 3: 0} and last > 0
+
+
 # how many -----------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ class Effort:
 
     trained: Mapping[str, float] = field(default_factory=dict)
     """Shares of weights that got a gradient; a tensor that is absent got it where it is active."""
+    searched: int = 0
+    """Examples that passed once more, with a gradient of all weights."""
 
     def density(self, name: str) -> float:
         """The active fraction of a tensor."""
@@ -37,18 +39,28 @@ class Effort:
 
     def macs(self, factor: Callable[[float], float]) -> float:
         """Multiply-accumulates over all examples, each layer times a function of its density."""
-        return self.layers(lambda density, trained: factor(density))
+        return self._example(lambda density, trained: factor(density)) * self.examples
 
     def layers(self, factor: Callable[[float, float], float]) -> float:
-        """Like `macs`, for a function of the density and of the trained density."""
+        """Like `macs`, for a function of the density and of the trained density.
+
+        Searches for masks count, too.
+        """
+        total = self._example(factor) * self.examples
+        if self.searched:
+            total += self._example(lambda density, trained: factor(density, 1.0)) * self.searched
+        return total
+
+    def _example(self, factor: Callable[[float, float], float]) -> float:
+        """Multiply-accumulates of an example."""
         frozen = self._frozen(factor(1.0, 1.0))
         if not self.densities and not self.trained:
-            return (self.layout.trained_macs * factor(1.0, 1.0) + frozen) * self.examples
+            return self.layout.trained_macs * factor(1.0, 1.0) + frozen
         each = math.fsum(
             leaf.macs * factor(self.density(name), self.trained.get(name, self.density(name)))
             for name, leaf in self.layout.leaves.items()
         )
-        return (each + frozen) * self.examples
+        return each + frozen
 
     def _frozen(self, passes: float) -> float:
         """Frozen layers: a forward pass, and one for the gradient of inputs that depend on weights.

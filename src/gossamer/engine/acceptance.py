@@ -68,7 +68,8 @@ def _dense_flops(run: Run, examples: int, steps: int, per_epoch: int) -> Iterato
     """What the work costs without masks, and with masks that keep everything."""
     layout, count = run.task.layout, FLOPS[run.options.flops_model]
     for densities in ({}, dict.fromkeys(layout.prunable, 1.0)):
-        effort = Effort(layout, densities, examples, steps, per_epoch)
+        searched = min(run.batch, examples)
+        effort = Effort(layout, densities, examples, steps, per_epoch, searched=searched)
         yield round(count(effort) * (1 + 1e-9))
 
 

@@ -255,6 +255,7 @@ class Participant:
             done.steps,
             done.per_epoch,
             densities(result.trained),
+            result.searched,
         )
         return Account(
             examples=done.examples,

@@ -126,7 +126,8 @@ class FedDST:
         model = sparse_model.send(ctx, work.params, work.masks, self.bn)
         up = Up(model, Revision(work.masks, work.start) if moved else None)
         local = None if moved else Local(work.masks)
-        return Result(up, local, work.masks, metrics=masked_training.metrics(work, moved))
+        metrics = masked_training.metrics(work, moved)
+        return Result(up, local, work.masks, metrics=metrics, searched=work.searched)
 
     # anyone ---------------------------------------------------------------------------------------
 

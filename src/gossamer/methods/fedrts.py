@@ -154,7 +154,8 @@ class FedRTS:
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = mask_adjustment.finish(ctx, work, self.bn)
         places = None if done.up.gradients is None else done.up.gradients.places
-        return Result(Up(done.up.model, places), done.local, done.masks, metrics=done.metrics)
+        up = Up(done.up.model, places)
+        return Result(up, done.local, done.masks, metrics=done.metrics, searched=done.searched)
 
     # anyone ---------------------------------------------------------------------------------------
 

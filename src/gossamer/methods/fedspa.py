@@ -124,7 +124,8 @@ class FedSpa:
         metrics = masked_training.metrics(work.model)
         if self.search:
             metrics["moved"] = sparsity.mismatch(masks, work.next)
-        return Result(up, Local(work.next), masks, metrics=metrics)
+        searched = work.model.searched
+        return Result(up, Local(work.next), masks, metrics=metrics, searched=searched)
 
     # anyone ---------------------------------------------------------------------------------------
 

@@ -177,7 +177,8 @@ class PFFDST:
         up = Up(sparse_model.send(ctx, work.params, work.masks, self.bn), mask)
         active = sparsity.union(work.masks, work.frozen) if frozen else work.masks
         metrics = masked_training.metrics(work, moved)
-        return Result(up, Local(work.start, frozen), active, work.masks if frozen else {}, metrics)
+        trained, searched = work.masks if frozen else {}, work.searched
+        return Result(up, Local(work.start, frozen), active, trained, metrics, searched)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params

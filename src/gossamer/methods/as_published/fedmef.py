@@ -94,7 +94,7 @@ class FedMefVariants:
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = self.pure.finish(ctx, work)
         up = self.readings.up(done.up, work.adjusting)
-        return Result(up, done.local, done.masks, metrics=done.metrics)
+        return Result(up, done.local, done.masks, metrics=done.metrics, searched=done.searched)
 
 
 ENTRIES: dict[str, Any] = {

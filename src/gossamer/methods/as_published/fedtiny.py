@@ -176,7 +176,7 @@ class FedTinyVariants:
         up: Up = done.up
         if isinstance(done.up, Update) and not isinstance(work, Trial):
             up = self.readings.up(done.up, work)
-        return Result(up, done.local, done.masks, metrics=done.metrics)
+        return Result(up, done.local, done.masks, metrics=done.metrics, searched=done.searched)
 
 
 def clean() -> FedTinyVariants:

@@ -227,7 +227,7 @@ class PFFDSTVariants:
         pure = self.pure.finish(self.phases.since_probe(ctx), model)
         mask = Revision(model.masks, None if model.frozen else model.start) if moves else None
         up = Up(pure.up.model, mask, work.score)
-        return Result(up, pure.local, pure.masks, pure.trained, metrics)
+        return Result(up, pure.local, pure.masks, pure.trained, metrics, pure.searched)
 
     def measures(self, ctx: Ctx, state: Server) -> Measures:
         """The masks, the density of the frozen part, and how far apart the masks of clients are."""

@@ -256,4 +256,5 @@ def finish(ctx: Ctx, work: Work, bn: BatchNorm) -> Result[Update, Local]:
         gradients = Largest(places, pack(work.gradients, places))
     up = Update(sparse_model.send(ctx, model.params, model.masks, bn), gradients)
     local = Local(model.masks)
-    return Result(up, local, model.masks, metrics=masked_training.metrics(model))
+    metrics = masked_training.metrics(model)
+    return Result(up, local, model.masks, metrics=metrics, searched=model.searched)

@@ -30,6 +30,8 @@ class Work:
     """The model that a proximal term pulls towards."""
     loss: Tensor | float = 0.0
     examples: int = 0
+    searched: int = 0
+    """Examples of batches of which the gradient of all weights was computed."""
     _masks: Masks = field(default_factory=dict)
     _frozen: Masks = field(default_factory=dict)
     _factors: tuple[Masks, Params] | None = None
@@ -130,6 +132,7 @@ def dense_gradient(ctx: Ctx, work: Work, batch: Batch, params: Params | None = N
     params = params or work.params
     statistics = {name: params[name].clone() for name in ctx.task.layout.buffers}
     masks = work.model.masks
+    work.searched += batch.y.shape[0]
     return ctx.task.gradients({**params, **statistics}, batch, masks, everywhere=True).grads
 
 
