@@ -12,6 +12,7 @@ from gossamer.report.kept import Shelf
 from gossamer.reproduce import claims as judging
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.published_text import (
+    best_seeds,
     fewer_clients,
     held_out,
     lost_replies,
@@ -104,7 +105,13 @@ def _written(table: Table, name: str, wanted: Callable[[Row], bool], about: bool
     mine = {row.name: measured.runs[row.name] for row in rows if row.name in measured.runs}
     shown = replace(measured, runs=mine)
     smaller = [table.scales[scale].about] if about and scale != "full" else []
-    notes = [*smaller, *lost_replies(shown), *held_out(shown), *fewer_clients(shown)]
+    notes = [
+        *smaller,
+        *best_seeds(shown),
+        *lost_replies(shown),
+        *held_out(shown),
+        *fewer_clients(shown),
+    ]
     if any(measured.diverged.get(row.name) for row in rows):
         notes.append("runs that diverged are in no mean")
     for note in notes:

@@ -41,6 +41,12 @@ def test_optional_columns_are_left_out_before_anything_else() -> None:
     assert "bits" in table(WIDE, HEADER, width=60, optional=("bits",))
 
 
+def test_a_cell_that_is_indented_beyond_its_column_is_wrapped() -> None:
+    found = table([("a", " " * 40 + "figures to the right")], width=30)
+    assert found.split() == ["a", "figures", "to", "the", "right"]
+    assert max(map(len, found.splitlines())) <= 30
+
+
 def test_long_texts_wrap_at_words_and_names_at_their_dots() -> None:
     rows = [("fedavg", "clients train the server's model; the server averages the results")]
     assert table(rows, width=50) == (

@@ -108,7 +108,7 @@ def paper(arguments: Sequence[str]) -> int:
     with refusing():
         table = find(options.name)
     wanted = options.scale or SMALLEST
-    if wanted not in table.scales:
+    if wanted not in table.scales and (options.scale or not options.kept):
         raise Refusal(f"{table.name} has no scale {wanted}, only {', '.join(table.scales)}")
     shelf = Shelf(Path(options.results) if options.results else RESULTS)
     if options.kept:

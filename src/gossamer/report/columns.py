@@ -123,9 +123,10 @@ def _wrapped(cell: str, width: int) -> list[str]:
     """A cell as lines of at most `width` characters; continued lines are indented."""
     if len(cell) <= width:
         return [cell]
-    indent = " " * (len(cell) - len(cell.lstrip()) + 2)
-    lines = [""]
-    for word in _WORDS.findall(cell):
+    before = min(len(cell) - len(cell.lstrip()), width // 2)
+    indent = " " * min(before + 2, width // 2)
+    lines = [" " * before]
+    for word in _WORDS.findall(cell.lstrip()):
         while len(lines[-1] + word.rstrip()) > width:
             if lines[-1].strip():
                 lines[-1] = lines[-1].rstrip()

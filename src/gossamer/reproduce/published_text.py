@@ -55,9 +55,10 @@ def legend(measured: Measured) -> Iterator[str]:
     """Notes on how to read the figures."""
     if any(len(cell.values) > 1 for cell in measured.cells.values()):
         yield (
-            "measured: mean over seeds ± one standard error, unless a note or the cell says "
-            "otherwise; published ± as the paper states it"
+            "measured: mean over seeds ± one standard error, unless a note says otherwise; "
+            "published ± as the paper states it"
         )
+    yield from best_seeds(measured)
     if measured.diverged:
         yield "runs that diverged are in no mean"
     yield from lost_replies(measured)
@@ -70,6 +71,12 @@ def legend(measured: Measured) -> Iterator[str]:
     yield from held_out(measured)
     yield from fewer_clients(measured)
     yield from measured.table.notes
+
+
+def best_seeds(measured: Measured) -> Iterator[str]:
+    """How to read figures of the best seed, if there are any."""
+    if any(map(_has_best, measured.cells.values())):
+        yield "accuracy: that of the best seed, as in the paper; in brackets, the mean over seeds"
 
 
 def lost_replies(measured: Measured) -> Iterator[str]:
@@ -187,10 +194,14 @@ def _words(cell: Cell, column: Column, diverged: int) -> list[str]:
 
 def measured_words(cell: Cell, digits: str) -> str:
     """A measured figure with its error; the best of several seeds with their mean."""
-    if cell.over != "max" or len(cell.values) < 2:
+    if not _has_best(cell):
         return _with_error(f"{cell.measured:{digits}}", cell.error)
     mean = _with_error(f"{cell.mean:{digits}}", cell.error)
-    return f"{cell.measured:{digits}} (best of {len(cell.values)}; mean {mean})"
+    return f"{cell.measured:{digits}} ({mean})"
+
+
+def _has_best(cell: Cell) -> bool:
+    return cell.over == "max" and len(cell.values) > 1
 
 
 def _with_error(value: str, error: float | None) -> str:
