@@ -153,9 +153,8 @@ class FedRTS:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = mask_adjustment.finish(ctx, work, self.bn)
-        places = None if done.up.gradients is None else done.up.gradients.places
-        up = Up(done.up.model, places)
-        return Result(up, done.local, done.masks, metrics=done.metrics, searched=done.searched)
+        up = Up(done.up.model, done.up.gradients and done.up.gradients.places)
+        return Result(up, done.local, done.masks, {}, done.metrics, done.searched)
 
     # anyone ---------------------------------------------------------------------------------------
 

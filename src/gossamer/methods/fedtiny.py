@@ -186,9 +186,7 @@ class FedTiny:
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         if not isinstance(work, Trial):
             done = mask_adjustment.finish(ctx, work, self.bn)
-            return Result(
-                done.up, done.local, done.masks, metrics=done.metrics, searched=done.searched
-            )
+            return Result(done.up, done.local, done.masks, {}, done.metrics, done.searched)
         count = max(work.examples, 1)
         means = tuple({name: (x / count).cpu() for name, x in each.items()} for each in work.sums)
         if not work.scores:
