@@ -153,7 +153,7 @@ class FedRTS:
 
     def finish(self, ctx: Ctx, work: Work) -> Result[Up, Local]:
         done = mask_adjustment.finish(ctx, work, self.bn)
-        up = Up(done.up.model, done.up.gradients and done.up.gradients.places)
+        up = Up(done.up.model, done.up.gradients.places if done.up.gradients else None)
         return Result(up, done.local, done.masks, {}, done.metrics, done.searched)
 
     # anyone ---------------------------------------------------------------------------------------

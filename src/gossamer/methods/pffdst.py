@@ -176,9 +176,8 @@ class PFFDST:
         mask = Revision(work.masks, None if frozen else work.start) if moved else None
         up = Up(sparse_model.send(ctx, work.params, work.masks, self.bn), mask)
         active = sparsity.union(work.masks, work.frozen) if frozen else work.masks
-        metrics = masked_training.metrics(work, moved)
-        trained, searched = work.masks if frozen else {}, work.searched
-        return Result(up, Local(work.start, frozen), active, trained, metrics, searched)
+        more = masked_training.metrics(work, moved), work.searched
+        return Result(up, Local(work.start, frozen), active, work.masks if frozen else {}, *more)
 
     def model(self, ctx: Ctx, state: Server, local: Local | None) -> Params:
         return state.params
