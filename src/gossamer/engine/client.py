@@ -248,15 +248,9 @@ class Participant:
 
     def _account(self, ctx: Ctx, done: Trained, up: Written, reply: Any) -> Account:
         result, layout, options = done.result, ctx.task.layout, self.run.options
-        effort = Effort(
-            layout,
-            densities(result.masks),
-            done.examples,
-            done.steps,
-            done.per_epoch,
-            densities(result.trained),
-            result.searched,
-        )
+        counts = (done.examples, done.steps, done.per_epoch)
+        more = (densities(result.trained), result.searched)
+        effort = Effort(layout, densities(result.masks), *counts, *more)
         return Account(
             examples=done.examples,
             steps=done.steps,
