@@ -13,6 +13,7 @@ from gossamer.report import Run
 from gossamer.report.kept import Shelf, keep
 from gossamer.reproduce import claims
 from gossamer.reproduce.published import Cell, Measured
+from gossamer.reproduce.published_text import fewer_clients
 from gossamer.reproduce.tables import Claim, Column, Published, Row, Scale, Table, find, load, names
 
 COLUMNS = {
@@ -130,6 +131,15 @@ def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:
         assert pool == 3550 or found.reason.startswith("260 of 3550 clients; so far it would be")
 
 
+def test_tables_say_which_rows_have_fewer_clients_than_the_data_set() -> None:
+    rows = {name: Row(name, name.upper(), pool=3550) for name in ("ours", "theirs", "whole")}
+    table = Table("t", "T", "S", COLUMNS, rows, {}, (), {})
+    pools = {"ours": 260, "theirs": 260, "whole": 3550}
+    runs = {name: (Run(name, {"pool": pool}),) for name, pool in pools.items()}
+    (note,) = fewer_clients(Measured(table, {}, {}, runs=runs))
+    assert note == "260 of the data set's 3550 clients in: OURS; THEIRS"
+
+
 def test_lost_replies_leave_a_claim_undecided() -> None:
     runs = {"ours": (Run("a", failed=2), Run("b"))}
     found = judged(ABOVE, (91, 92, 90.1), (89, 90, 88), runs=runs)
@@ -173,6 +183,22 @@ def test_a_claim_that_cannot_be_judged_is_refused(entry: str, said: str, tmp_pat
     )
     with pytest.raises(ValueError, match=said):
         load(path)
+
+
+def test_the_largest_scale_that_was_run_judges_a_claim(tmp_path: Path) -> None:
+    table = find("fedsparse-table1")
+    for scale, score in (("here", 0.5), ("full", 0.7)):
+        plans = table.plans(table.scales[scale], tmp_path, 3)
+        for name in ("cifar10-skewed-high", "cifar10-skewed-feddrop"):
+            seeds = [plan for plan in plans if plan.folder.parent.name == name]
+            for plan in seeds[: 1 if scale == "full" else None]:
+                own = score + (0.1 if name.endswith("high") and scale == "full" else 0.0)
+                run = Run("a", {"pool": 100}, {"state_hash": "0"}, {"local_mean": {10: own}})
+                run = replace(run, config=tomllib.loads(plan.config.toml()), text="# gossamer\n")
+                keep(run, tmp_path / f"{scale}-{name}-{plan.folder.name}.json")
+    found = {each.claim.name: each for each in claims.judge_kept(Shelf(tmp_path), [table])}
+    judged = found["pareto-accuracy"]
+    assert judged.scale == "full" and judged.measured.mean == pytest.approx(10)
 
 
 def test_a_few_rounds_settle_what_is_sent_and_nothing_else(tmp_path: Path) -> None:
