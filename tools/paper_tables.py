@@ -59,13 +59,10 @@ def claims() -> str:
     """Every claim of the papers: printed, measured, and whether runs support it."""
     lines = ["| claim | printed | measured | |", "|---|---|---|---|"]
     for each in judged():
-        found = (
-            each.found
-            if each.found == NOTHING
-            else f"{each.found.replace(' (', f' {each.unit} (')}"
-        )
+        unit = f" {each.unit}" if each.unit else ""
+        found = each.found if each.found == NOTHING else each.found.replace(" (", f"{unit} (")
         lines.append(
-            f"| {each.claim.text} ([{each.table.name}](papers.md)) | {each.expected} {each.unit} | "
+            f"| {each.claim.text} ([{each.table.name}](papers.md)) | {each.expected}{unit} | "
             f"{found} | **{each.verdict}**: {each.reason} |"
         )
     return "\n".join(lines)

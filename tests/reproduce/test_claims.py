@@ -161,7 +161,7 @@ def test_claims_of_all_four_papers_can_be_judged_without_any_result(tmp_path: Pa
         "fedsparse",
         "pffdst",
     }
-    assert all(each.printed is not None for each in found)
+    assert all(each.printed is not None or each.claim.than for each in found)
     assert len(found) == sum(len(find(name).claims) for name in names()) >= 15
 
 
