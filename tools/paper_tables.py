@@ -150,7 +150,8 @@ def _value(cell: Cell, column: Column, seeds: int) -> str:
     if cell.measured is None:
         return ""
     fewer = f" (n = {len(cell.values)})" if len(cell.values) < seeds else ""
-    return measured_words(cell, ".2f" if column.unit == "%" else ".4g") + fewer
+    words = measured_words(cell, ".2f" if column.unit == "%" else ".4g")
+    return words.removesuffix(" ± 0") + fewer
 
 
 def _title(column: Column) -> str:
