@@ -27,7 +27,7 @@ server's) on the client's test data; only the clients that have a model of their
 model on the client's validation data, in runs with `select = "valid"`."""
 SUMS = ("sent", "up", "down", "paper", "paper_up", "paper_down", "flops", "client_flops")
 """Figures that accumulate over rounds: bits as sent and as the paper counts, and FLOPs."""
-FIGURES = (*ACCURACIES, *SUMS, "density", "zeros", "removed", "mismatch")
+FIGURES = (*ACCURACIES, *SUMS, "density", "zeros", "removed", "mismatch", "training_seconds")
 UNITS = {
     "": 1.0,
     "%": 0.01,
