@@ -13,6 +13,7 @@ RESULTS = ROOT / "results"
 PICTURE = ROOT / "docs" / "pictures" / "benchmark.svg"
 UNITS = {"bytes": (1e6, "MB sent"), "flops": (1e12, "TFLOP"), "seconds": (1, "seconds of training")}
 assert UNITS.keys() == COSTS.keys()
+WIDTH = 114
 NOTHING = "No run is kept yet: `gossamer bench sparse-fl` makes them, and this part of the page."
 
 
@@ -57,8 +58,29 @@ def _table(data: str, rounds: int, runs: Rows) -> str:
         f"| | learning rate | accuracy, % | {' | '.join(titles)} | seeds |",
         "|---" * (len(titles) + 4) + "|",
         *(_line(each, sum(run.failed for run in runs[each.method])) for each in figures(runs)),
+        "",
+        "Made by",
+        "",
+        "```sh",
+        *_commands(runs),
+        "```",
     ]
     return "\n".join(lines)
+
+
+def _commands(runs: Rows) -> list[str]:
+    """The commands that made the runs, a line for what fits, without the folders of this run."""
+    lines = []
+    for command in sorted({run.command for each in runs.values() for run in each}):
+        first, *options = command.partition(" --results")[0].split(" --")
+        folded = [first]
+        for option in options:
+            if len(folded[-1]) + len(option) > WIDTH:
+                folded[-1] += " \\"
+                folded.append("   ")
+            folded[-1] += f" --{option}"
+        lines += folded
+    return lines
 
 
 def _line(each: Figures, lost: int) -> str:
