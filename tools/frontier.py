@@ -105,7 +105,7 @@ def _panel(lines: Sequence[Line], panel: tuple[int, int], cost: str, title: str)
     middle = (left + right) / 2
     yield f'<text x="{left}" y="24" font-weight="600">accuracy</text>'
     yield f'<text x="{middle}" y="{BOTTOM + 40}" text-anchor="middle">{title}</text>'
-    for tick in range(round(10 * bottom), round(10 * top) + 1):
+    for tick in range(round(10 * bottom), math.floor(10 * top + 1e-9) + 1):
         at = y(tick / 10)
         yield f'<path d="M{left} {at:.1f}H{right}" stroke="#e3e7ea"/>'
         yield f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10 * tick} %</text>'
