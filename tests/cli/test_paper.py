@@ -355,6 +355,12 @@ WRONG = {
         'figure = "up"',
     ): "best applies to accuracies, and up is none",
     ('figure = "paper"', 'figure = "density"'): "does not accumulate; leave out whole",
+    ('figure = "clients"', 'reaching = 50\nfigure = "clients"'): "leave out reaching",
+    (
+        'figure = "paper"',
+        'reaching = 50\nfigure = "paper"',
+    ): "is not for all rounds",
+    ('figure = "paper"', 'by = "local"\nfigure = "paper"'): "say how much with reaching",
     ("runs/sparse.toml", "none.toml"): "row sparse: there is no configuration file",
     ("density = 0.5", "densty = 0.5"): "no setting for row sparse is called 'densty'; did you mean",
     ("kbit = 7", "mbit = 7"): "no column is called 'mbit'",

@@ -12,7 +12,7 @@ import pytest
 from gossamer.report import Run
 from gossamer.report.kept import Shelf, keep
 from gossamer.reproduce import claims
-from gossamer.reproduce.published import Cell, Measured
+from gossamer.reproduce.published import Cell, Measured, measure
 from gossamer.reproduce.published_text import fewer_clients
 from gossamer.reproduce.tables import Claim, Column, Published, Row, Scale, Table, find, load, names
 
@@ -118,6 +118,42 @@ def test_runs_with_other_settings_than_the_papers_decide_nothing() -> None:
         (found,) = claims.judge(Measured(table, cells, {}), "here")
         assert found.verdict == verdict
         assert verdict != "undecided" or found.reason.startswith("model small; so far it would be")
+
+
+SENT = {
+    "global_score": {10: 0.3, 20: 0.6, 30: 0.5, 40: 0.7},
+    "paper_up": {10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0},
+    "paper_down": {10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0},
+}
+
+
+@pytest.mark.parametrize(("reaching", "sent"), [(30, 2.0), (55, 4.0), (65, 8.0), (0, 8.0)])
+def test_traffic_is_read_where_an_accuracy_is_first_reached(reaching: float, sent: float) -> None:
+    assert measure(Run("a", curves=SENT), Column("c", "C", "paper", reaching=reaching)) == sent
+
+
+def test_an_accuracy_that_was_never_reached_has_no_traffic() -> None:
+    column = Column("gbit", "sent", "paper", reaching=80)
+    run = Run("a", curves=SENT)
+    assert measure(run, column) is None
+    rows = {"ours": Row("ours", "OURS", published={"gbit": Published(4)})}
+    table = Table("t", "T", "S", {"gbit": column}, rows, {}, (), {"c": COST})
+    cells = {("ours", "gbit"): Cell(Published(4))}
+    (found,) = claims.judge(Measured(table, cells, {}, runs={"ours": (run,)}), "full")
+    assert (found.verdict, found.reason) == ("undecided", "not every row reached 80 %")
+    (found,) = claims.judge(Measured(table, cells, {}), "full")
+    assert (found.verdict, found.reason) == ("undecided", "not run yet")
+
+
+def test_traffic_to_an_accuracy_depends_on_chance_and_needs_seeds() -> None:
+    column = Column("gbit", "sent", "paper", "Gbit", reaching=80)
+    rows = {"ours": Row("ours", "OURS")}
+    claim = replace(COST, within=0.5)
+    table = Table("t", "T", "S", {"gbit": column}, rows, {}, (), {"c": claim})
+    for values, verdict in (((1.0,), "undecided"), ((1.0, 1.1, 0.9), "reproduced")):
+        cells = {("ours", "gbit"): Cell(Published(1), values, seeds=tuple(range(len(values))))}
+        (found,) = claims.judge(Measured(table, cells, {}), "full")
+        assert found.verdict == verdict
 
 
 def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:

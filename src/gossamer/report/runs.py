@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,14 @@ class Run:
     def curve(self, name: str) -> Curve:
         """A figure by round; empty if the log does not have it."""
         return self.curves.get(name, {})
+
+    def until(self, last: int) -> Run:
+        """The run as it was after a round: without what its curves have of later ones."""
+        curves = {
+            name: {at: value for at, value in curve.items() if at <= last}
+            for name, curve in self.curves.items()
+        }
+        return replace(self, curves=curves)
 
 
 def meaningful(curves: Mapping[str, Curve], method: object) -> Mapping[str, Curve]:

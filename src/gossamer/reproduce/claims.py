@@ -121,12 +121,20 @@ def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
         reason = (
             f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
         )
+    if column.reaching and not values.values and _have_run(measured, claim):
+        reason = f"not every row reached {column.reaching:g} %"
     short = _smaller(measured, claim, scale)
     if short and values.values:
         so_far = "" if verdict == UNDECIDED else f"so far it would be {verdict}: "
         verdict, reason = UNDECIDED, f"{short}; {so_far}{reason}"
     ran = scale if values.values else ""
     return Judged(measured.table, claim, printed, values, verdict, reason, ran)
+
+
+def _have_run(measured: Measured, claim: Claim) -> bool:
+    """Whether there are runs of every row that the claim is about."""
+    reference = measured.table.rows[claim.row].reference
+    return all(measured.runs.get(name) for name in (claim.row, claim.than, reference) if name)
 
 
 def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
@@ -170,7 +178,8 @@ def _verdict(
     if not count:
         return UNDECIDED, "not run yet"
     assert values.mean is not None
-    if column.figure in SUMS and not claim.than and printed is not None:
+    exact = column.figure in SUMS and not column.reaching
+    if exact and not claim.than and printed is not None:
         # Costs do not depend on luck: one run is enough.
         close = abs(values.mean - printed) <= claim.within
         return (REPRODUCED if close else REFUTED), f"wanted {printed:.4g} ± {claim.within:g}"

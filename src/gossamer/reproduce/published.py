@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gossamer.engine.events import CONFIG
@@ -176,7 +176,14 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
 
 
 def measure(run: Run, column: Column) -> float | None:
-    """A figure of a finished run, in bits, FLOPs or fractions."""
+    """A figure of a finished run, in bits, FLOPs or fractions.
+
+    None if the run has no such figure, or never reached the accuracy that it is read at.
+    """
+    if column.reaching:
+        scores, wanted = run.curve(ACCURACIES[column.by]), column.reaching / 100
+        first = min((at for at, score in scores.items() if score >= wanted), default=None)
+        return None if first is None else measure(run.until(first), replace(column, reaching=0.0))
     accuracy = ACCURACIES.get(column.figure, "personal_mean")
     known = figures(run, accuracy)
     if column.figure in ACCURACIES:

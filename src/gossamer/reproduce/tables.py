@@ -58,6 +58,10 @@ class Column:
     """Extrapolate a run of fewer rounds to the paper's number of rounds."""
     relative: str = ""
     """Relative to the row's reference: `share` of it, or `saving`, how many times less."""
+    reaching: float = 0.0
+    """Read a figure that accumulates at the first evaluation with this accuracy, in percent."""
+    by: str = "global"
+    """The accuracy to reach."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,8 @@ def _table(path: Path, plain: Mapping[str, Any]) -> Table:
 
 def _column(name: str, part: Mapping[str, Any]) -> Column:
     what = f"column {name}"
-    _known(part, ("title", "figure", "unit", "at", "whole", "relative"), f"entry of {what}")
+    entries = ("title", "figure", "unit", "at", "whole", "relative", "reaching", "by")
+    _known(part, entries, f"entry of {what}")
     _needed(part, ("title", "figure"), what)
     column = Column(name, **part)
     for value, choices, word in (
@@ -263,6 +268,7 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
         (column.unit, UNITS, "unit"),
         (column.at, MOMENTS, "moment"),
         (column.relative, RELATIONS, "relation"),
+        (column.by, ACCURACIES, "accuracy"),
     ):
         _known([value], choices, word)
     if column.at not in DENSITY_MOMENTS and column.figure == "density":
@@ -271,6 +277,14 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
         raise ValueError(f"{what}: {column.at} applies to accuracies, and {column.figure} is none")
     if column.whole and column.figure not in SUMS:
         raise ValueError(f"{what}: {column.figure} does not accumulate; leave out whole")
+    if column.reaching and column.figure not in SUMS:
+        raise ValueError(f"{what}: {column.figure} does not accumulate; leave out reaching")
+    if "by" in part and not column.reaching:
+        raise ValueError(f"{what}: by names the accuracy to reach; say how much with reaching")
+    if column.reaching and column.whole:
+        raise ValueError(f"{what}: reaching an accuracy is not for all rounds; leave out whole")
+    if not 0 <= column.reaching <= 100:
+        raise ValueError(f"{what}: reaching is in percent, so at most 100, not {column.reaching:g}")
     return column
 
 
