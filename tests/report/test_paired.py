@@ -55,6 +55,16 @@ def test_few_or_equal_differences(values: tuple[float, ...], p: float | None) ->
     assert Paired(values).p == p
 
 
+@pytest.mark.parametrize("more", [0.1, 0.07])
+def test_rounding_is_no_spread(more: float) -> None:
+    """Seeds of which each is better by exactly as much: in binary the differences are not equal."""
+    second = {0: 83.0, 1: 79.2, 2: 80.1}
+    first = {seed: round(value + more, 2) for seed, value in second.items()}
+    assert len(set(paired(first, second).values)) > 1
+    assert paired(first, second).error == 0 and paired(first, second).p == 0.25
+    assert paired(first, first).p == 1
+
+
 def test_several_tests_are_corrected_step_by_step() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []

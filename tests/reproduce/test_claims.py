@@ -156,6 +156,73 @@ def test_traffic_to_an_accuracy_depends_on_chance_and_needs_seeds() -> None:
         assert found.verdict == verdict
 
 
+def test_seeds_that_never_reach_an_accuracy_leave_a_claim_undecided() -> None:
+    column = Column("gbit", "sent", "paper", "Gbit", reaching=80)
+    rows = {"ours": Row("ours", "OURS")}
+    claim = replace(COST, within=0.5)
+    table = Table("t", "T", "S", {"gbit": column}, rows, {}, (), {"c": claim})
+    runs = {"ours": tuple(Run("a", {"seed": seed}) for seed in range(4))}
+    cells = {("ours", "gbit"): Cell(Published(1), (1.0, 1.1, 0.9), seeds=(0, 1, 3))}
+    (found,) = claims.judge(Measured(table, cells, {}, runs=runs), "full")
+    assert found.verdict == "undecided"
+    assert found.reason.startswith("3 of 4 seeds reached 80 %; so far it would be reproduced")
+
+
+def test_runs_that_diverged_leave_a_claim_undecided() -> None:
+    found = judged(ABOVE, (91, 92, 90.1), (89, 90, 88), diverged={"theirs": 2})
+    assert found.verdict == "undecided"
+    assert found.reason.startswith("2 runs of THEIRS diverged; so far it would be reproduced")
+
+
+def test_what_a_row_is_compared_with_must_be_the_papers_too() -> None:
+    config = find("spafl-table1").rows["fmnist-spafl"].config
+    rows = {"ours": Row("ours", "OURS", config), "theirs": Row("theirs", "T", config, pool=3550)}
+    scale = Scale("here", "", row={"theirs": {"model": "small"}})
+    table = Table("t", "T", "S", COLUMNS, rows, {"here": scale}, (), {"c": ABOVE})
+    cells = {
+        (row, "accuracy"): Cell(None, values, seeds=(0, 1, 2))
+        for row, values in (("ours", (91, 92, 90.1)), ("theirs", (89, 90, 88)))
+    }
+    runs = {"ours": (Run("a"),), "theirs": (Run("b", {"pool": 26}),)}
+    (found,) = claims.judge(Measured(table, cells, {"ours": 500, "theirs": 5}, runs=runs), "here")
+    assert found.verdict == "undecided"
+    assert found.reason.startswith("model small, 5 of 500 rounds, 26 of 3550 clients; so far")
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [((2.0,), "reproduced"), ((2.0, 2.0), "reproduced"), ((0.5,), "not repro")]
+)
+def test_costs_without_spread_are_compared_directly(ours: Any, verdict: str) -> None:
+    more = replace(COST, than="theirs", within=0.0)
+    assert judged(more, ours, [1.0] * len(ours), column="gbit").verdict.startswith(verdict)
+
+
+def test_costs_with_spread_are_tested() -> None:
+    more = replace(COST, than="theirs", within=0.0)
+    assert judged(more, (2.0, 1.5), (1.0, 1.6), column="gbit").verdict == "undecided"
+
+
+def test_a_relative_claim_alone_finds_its_reference(tmp_path: Path) -> None:
+    """Rows that no claim names are left out when claims are judged, but for references."""
+    table = find("spafl-table1")
+    alone = replace(table, claims={"traffic": table.claims["traffic"]})
+    for name in ("fmnist-spafl", "fmnist-fedavg"):
+        (run,) = [
+            Run(
+                "a",
+                {"method": plan.config.method, "seed": 0},
+                {"round": 500, "state_hash": "", "accuracy": {}, "clock": {"seconds": 1.0}},
+                {"paper_up": {500: 1.0}, "paper_down": {500: 1.0}},
+                config=tomllib.loads(plan.config.toml()),
+            )
+            for plan in alone.plans(alone.scales["full"], Path(), 1)
+            if plan.folder.parent.name == name
+        ]
+        keep(run, tmp_path / f"{name}.json")
+    (found,) = claims.judge_kept(Shelf(tmp_path), [alone])
+    assert found.measured.values == (100.0,)
+
+
 def test_fewer_clients_than_the_data_set_has_decide_nothing() -> None:
     rows = {"ours": Row("ours", "OURS", pool=3550)}
     table = Table("t", "T", "S", COLUMNS, rows, {}, (), {"c": replace(VALUE, early=True)})

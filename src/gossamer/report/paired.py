@@ -17,6 +17,8 @@ from gossamer.report.curves import standard_error
 
 LEVEL = 0.05
 """A difference is shown if it would be as large by chance in fewer than one of 20 comparisons."""
+DIGITS = 1e-6
+"""Figures are known to this part of themselves: kept results have six digits."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,24 @@ class Paired:
     """The differences of two rows, one for each seed that both have."""
 
     values: tuple[float, ...]
+    largest: float = 0.0
+    """The largest of the figures that were subtracted: it decides what is rounding."""
 
     @property
     def mean(self) -> float | None:
         """The mean difference; None without a common seed."""
-        return statistics.fmean(self.values) if self.values else None
+        return self._rounded(statistics.fmean(self.values)) if self.values else None
 
     @property
     def error(self) -> float | None:
         """The standard error of the mean; None for fewer than two seeds."""
-        return standard_error(self.values)
+        error = standard_error(self.values)
+        return None if error is None else self._rounded(error)
+
+    def _rounded(self, value: float) -> float:
+        """The value, or 0 if it is smaller than what rounding makes of equal differences."""
+        most = max(self.largest, *map(abs, self.values))
+        return 0.0 if abs(value) <= DIGITS * most else value
 
     @cached_property
     def p(self) -> float | None:
@@ -59,9 +69,9 @@ class Paired:
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
     """First minus second, for every seed that both have."""
-    return Paired(
-        tuple(first[seed] - second[seed] for seed in sorted(first.keys() & second.keys()))
-    )
+    pairs = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+    largest = max((abs(value) for pair in pairs for value in pair), default=0.0)
+    return Paired(tuple(mine - theirs for mine, theirs in pairs), largest)
 
 
 def two_sided(t: float, freedom: int) -> float:

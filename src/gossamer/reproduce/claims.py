@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.report.kept import Shelf
-from gossamer.report.paired import LEVEL, Paired
+from gossamer.report.paired import LEVEL, Paired, paired
 from gossamer.reproduce.published import Cell, Measured, measured_table
 from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
 
@@ -91,7 +91,7 @@ def kept_table(table: Table, shelf: Shelf, scales: Iterable[str] = SETTLED) -> t
 
 def _best(table: Table, shelf: Shelf) -> list[Judged]:
     """Each claim by the largest scale that has any runs for it."""
-    about = {name for claim in table.claims.values() for name in (claim.row, claim.than)}
+    about = {name for claim in table.claims.values() for name in _about(table, claim)}
     rows = {name: row for name, row in table.rows.items() if name in about}
     part = replace(table, rows=rows)
     choices = [
@@ -112,16 +112,14 @@ def _runs(judged: Judged) -> Judged:
 
 def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
     column = measured.table.columns[claim.column]
-    mine = measured.cells[claim.row, claim.column]
-    other = measured.cells[claim.than, claim.column] if claim.than else None
-    printed, values = _figures(mine, other)
+    printed, values = _figures(*_cells(measured, claim))
     lost = [name for name in (claim.row, claim.than) if measured.diverged.get(name)]
     verdict, reason = _verdict(values, printed, claim, column)
     if verdict == UNDECIDED and lost and not values.values:
         reason = (
             f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
         )
-    if column.reaching and not values.values and _have_run(measured, claim):
+    if column.reaching and not values.values and _common(measured, claim):
         reason = f"not every row reached {column.reaching:g} %"
     short = _smaller(measured, claim, scale)
     if short and values.values:
@@ -131,10 +129,25 @@ def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
     return Judged(measured.table, claim, printed, values, verdict, reason, ran)
 
 
-def _have_run(measured: Measured, claim: Claim) -> bool:
-    """Whether there are runs of every row that the claim is about."""
-    reference = measured.table.rows[claim.row].reference
-    return all(measured.runs.get(name) for name in (claim.row, claim.than, reference) if name)
+def _about(table: Table, claim: Claim) -> list[str]:
+    """The rows whose runs a claim is judged by."""
+    rows = [claim.row, claim.than] if claim.than else [claim.row]
+    if table.columns[claim.column].relative:
+        rows += [reference for name in rows if (reference := table.rows[name].reference)]
+    return list(dict.fromkeys(rows))
+
+
+def _common(measured: Measured, claim: Claim) -> int:
+    """How many seeds all rows of a claim have run."""
+    rows = _about(measured.table, claim)
+    seeds = [{run.seed for run in measured.runs.get(name, ())} for name in rows]
+    return len(set.intersection(*seeds))
+
+
+def _cells(measured: Measured, claim: Claim) -> tuple[Cell, Cell | None]:
+    """The figures of a claim's row, and of the one that it is compared with."""
+    other = measured.cells[claim.than, claim.column] if claim.than else None
+    return measured.cells[claim.row, claim.column], other
 
 
 def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
@@ -142,28 +155,33 @@ def _figures(mine: Cell, other: Cell | None) -> tuple[float | None, Paired]:
     printed = mine.published.value if mine.published else None
     if other is None:
         return printed, Paired(tuple(mine.values))
-    ours, theirs = mine.by_seed, other.by_seed
-    both = tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
     if printed is not None:
         printed = printed - other.published.value if other.published else None
-    return printed, Paired(both)
+    return printed, paired(mine.by_seed, other.by_seed)
 
 
 def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     """How runs are less than the paper's, so that they cannot settle a claim; empty if not."""
-    table, reasons = measured.table, []
-    if of := table.scales.get(scale):
-        settings = {**of.settings, **of.row.get(claim.row, {})}
-        reasons = [f"{name} {value}" for name, value in settings.items() if name not in HARMLESS]
-    done, wanted = measured.rounds.get(claim.row, 0), table.rows[claim.row].training
-    lost = {name: measured.lost(name) for name in (claim.row, claim.than) if name}
-    reasons += [f"{n} replies of {table.rows[name].title} lost" for name, n in lost.items() if n]
-    if 0 < done < wanted and not _exact(table, claim):
-        reasons.append(f"{done} of {wanted} rounds")
-    pool, whole = measured.pool(claim.row), table.rows[claim.row].pool
-    if 0 < pool < whole and not table.columns[claim.column].whole:
-        reasons.append(f"{pool} of {whole} clients")
-    return ", ".join(reasons)
+    table, column, reasons = measured.table, measured.table.columns[claim.column], []
+    for name in _about(table, claim):
+        row = table.rows[name]
+        if of := table.scales.get(scale):
+            settings = {**of.settings, **of.row.get(name, {})}
+            reasons += [f"{key} {value}" for key, value in settings.items() if key not in HARMLESS]
+        if lost := measured.lost(name):
+            reasons.append(f"{lost} replies of {row.title} lost")
+        if diverged := measured.diverged.get(name):
+            reasons.append(f"{diverged} runs of {row.title} diverged")
+        done, pool = measured.rounds.get(name, 0), measured.pool(name)
+        if 0 < done < row.training and not _exact(table, claim):
+            reasons.append(f"{done} of {row.training} rounds")
+        if 0 < pool < row.pool and not column.whole:
+            reasons.append(f"{pool} of {row.pool} clients")
+    if column.reaching:
+        seeds, reached = _common(measured, claim), len(_figures(*_cells(measured, claim))[1].values)
+        if reached < seeds:
+            reasons.append(f"{reached} of {seeds} seeds reached {column.reaching:g} %")
+    return ", ".join(dict.fromkeys(reasons))
 
 
 def _exact(table: Table, claim: Claim) -> bool:
@@ -183,6 +201,9 @@ def _verdict(
         # Costs do not depend on luck: one run is enough.
         close = abs(values.mean - printed) <= claim.within
         return (REPRODUCED if close else REFUTED), f"wanted {printed:.4g} ± {claim.within:g}"
+    if exact and claim.than and not values.error:
+        close = abs(values.mean) <= claim.within if claim.within else values.mean > 0
+        return (REPRODUCED if close else REFUTED), "a cost, the same for all seeds"
     limits = values.interval()
     if limits is None or values.p is None:
         return UNDECIDED, "one seed"
