@@ -83,7 +83,7 @@ def progress() -> str:
 
 
 def _written(table: Table, name: str, wanted: Callable[[Row], bool], about: bool = False) -> str:
-    measured, scale = judging.kept_table(table, shelf())
+    measured, scale = judging.kept_table(table, shelf(), table.scales)
     rows = [row for row in table.rows.values() if wanted(row) and _known(measured, row)]
     if not rows:
         command = f"gossamer paper {name} --scale here --results results"

@@ -14,6 +14,7 @@ import gossamer as package
 from gossamer import fields
 from gossamer.cli import main
 from gossamer.config import PAPERS
+from gossamer.reproduce.comparison import listed
 from gossamer.reproduce.published import Cell
 from gossamer.reproduce.published_text import measured_words
 from gossamer.reproduce.tables import SCALES, Published, Row, Table, find, load, names
@@ -300,7 +301,7 @@ def test_what_clients_hold_out_is_said(table: Command) -> None:
     [
         ("mean", 4.0, 4.0, statistics.stdev([1, 2, 4, 9]), "4.0 ± 1.8"),
         ("max", 9.0, 4.0, statistics.stdev([1, 2, 4, 9]), "9.0 (4.0 ± 1.8)"),
-        ("middle", 3.0, 3.0, 2**0.5, "3.0 ± 1"),
+        ("middle", 3.0, 3.0, 2**0.5, "3.0 ± 1.8"),
     ],
 )
 def test_seeds_are_joined_as_the_paper_does(
@@ -323,7 +324,13 @@ REFUSED = {
     "mine.toml --only sparse --scale here": "not run at scale here; use --scale quick",
     "mine.toml --kept --only dense": "--kept runs nothing, so --only has no effect; leave it out",
     "mine.toml --kept --seeds 2": "--kept runs nothing, so --seeds has no effect; leave it out",
+    "mine.toml --dry --pictures x": "--dry runs nothing, so --pictures has no effect",
     "mine.toml --claims": "mine has no claims",
+    "mine.toml --claims --only dense": "--claims runs nothing, so --only has no effect",
+    "--claims --results nowhere": "there is no folder nowhere with kept results",
+    "--kept": "the list of tables runs nothing, so --kept has no effect",
+    "few.toml --kept --results .": "no run of few is kept in",
+    "pffdst-table1 --scale here --results r": "run `gossamer data get cifar10`, or put",
     "mine.toml --seeds -1": "--seeds must be at least 1",
     "mine.toml --workers x": "--workers is a whole number, not 'x'",
     "mine.toml --ony dense": "no option '--ony' of `gossamer paper`; did you mean '--only'?",
@@ -344,6 +351,25 @@ def test_what_is_wrong_is_said_before_anything_is_run(
     assert not list(Path("runs").glob("paper-*"))
 
 
+def test_without_data_nothing_is_run_even_if_results_are_kept(
+    table: Command, gossamer: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last row lacks its data: the rows before it are not trained first."""
+    monkeypatch.setenv("GOSSAMER_DATA", str(Path("nothing").resolve()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("nothing").resolve()))
+    text = Path("mine.toml").read_text()
+    more = text.replace("set = { density = 0.5 }", 'set = { density = 0.5, data = "cifar10" }')
+    Path("other.toml").write_text(more)
+    found = gossamer("paper", "other.toml", "--results", "r", "--out", "o")
+    assert found.code == 2 and "gossamer data get cifar10" in found.err
+    assert not Path("o").exists() and not Path("r").exists()
+
+
+def test_runs_that_are_kept_are_all_in_the_list_of_the_folder(table: Command) -> None:
+    table("--scale", "quick", "--results", "r", "--out", "o", "--quiet")
+    assert len(list(Path("r").rglob("*.json"))) == len(listed(Path("o"))) == 2
+
+
 WRONG = {
     ("title =", "titel ="): "no entry of a table is called 'titel'; did you mean 'title'?",
     ('source = "Somebody: A paper. 2020"\n', ""): "the table has no source",
@@ -360,6 +386,7 @@ WRONG = {
         'figure = "paper"',
         'reaching = 50\nfigure = "paper"',
     ): "is not for all rounds",
+    ('figure = "up"', 'reaching = 50.5\nfigure = "up"'): "reaching is a whole percent, not 50.5",
     ('figure = "paper"', 'by = "local"\nfigure = "paper"'): "say how much with reaching",
     ("runs/sparse.toml", "none.toml"): "row sparse: there is no configuration file",
     ("density = 0.5", "densty = 0.5"): "no setting for row sparse is called 'densty'; did you mean",

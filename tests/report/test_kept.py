@@ -11,6 +11,7 @@ from gossamer.cli import main
 from gossamer.config import read
 from gossamer.report import NoRun, read_run
 from gossamer.report.figures import figures
+from gossamer.report.groups import grouped
 from gossamer.report.kept import Shelf, keep, read_kept
 from gossamer.reproduce.published import measure
 from gossamer.reproduce.tables import Column
@@ -92,9 +93,41 @@ def test_long_runs_keep_their_best_and_their_latest_evaluations(
     curve = {at: 0.5 + (0.4 if at == 777 else at / 10_000) for at in range(1001)}
     kept = read_kept(keep(replace(run, curves={"global_score": curve}), tmp_path / "long.json"))
     shown = kept.curve("global_score")
-    assert len(shown) < 80
+    assert len(shown) < 90
     assert shown[777] == pytest.approx(0.9)
     assert set(range(991, 1001)) <= set(shown)
+
+
+def test_kept_results_say_when_a_percent_was_first_reached_and_what_the_first_round_cost(
+    tmp_path: Path, folder: Path
+) -> None:
+    scores = {at: 0.1 + 0.8 * (1 - 0.99**at) + 0.01 * (at % 3) for at in range(0, 1001, 2)}
+    sent = {at: 1e6 * at for at in range(1, 1001)}
+    run = replace(read_run(folder), curves={"global_score": scores, "up": sent})
+    kept = read_kept(keep(run, tmp_path / "long.json"))
+    for percent in range(10, 92):
+        column = Column("up", "up", "up", reaching=percent)
+        assert measure(kept, column) == measure(run, column)
+    assert kept.curve("up")[1] == 1e6
+
+
+def test_the_best_round_is_kept_as_the_run_has_it(tmp_path: Path, folder: Path) -> None:
+    """Evaluations before clients have models of their own do not count."""
+    scores = {at: 0.8 if at == 777 else 0.2 + (0.3 if at == 888 else 0) for at in range(1001)}
+    own = dict.fromkeys(range(800, 1001), 0.5)
+    curves = {"personal_mean": scores, "personal_density": own}
+    run = replace(read_run(folder), curves=curves)
+    kept = read_kept(keep(run, tmp_path / "long.json"))
+    assert figures(kept, "personal_mean") == figures(run, "personal_mean")
+    assert figures(kept, "personal_mean")["best_round"] == 888
+
+
+def test_kept_results_remember_whether_a_goal_was_reached(tmp_path: Path) -> None:
+    for goal, missed in (("bits=1", ""), ("bits=1e15", "goal missed")):
+        out = tmp_path / goal
+        assert main([*RUN.split(), "--until", goal, "--quiet", "--out", str(out)]) == 0
+        kept = read_kept(keep(read_run(out), tmp_path / f"{goal}.json"))
+        assert [group.missed for group in grouped([kept])] == [missed]
 
 
 def test_only_finished_runs_are_kept(folder: Path, tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class Request:
     what: str = "comparison"
     resumes_any: bool = True
     """Whether `resume` continues the runs in the folder whatever their settings are."""
+    finished: Callable[[Plan], object] = lambda plan: None
+    """Called with every run as soon as it has finished."""
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -151,11 +153,15 @@ def carry_out(todo: Sequence[Plan], request: Request) -> int:
         )
         runs = f"{len(todo)} runs" if len(todo) != 1 else "1 run"
         say(f"{request.what} in {out}: {runs}{done}")
+    for plan in todo:
+        if plan not in left:
+            request.finished(plan)
     stop = Stop()
     with ComparisonProgress(todo, left, request.quiet) as progress, interrupts(stop):
         for plan in left:
             if code := _one(plan, progress, stop, request):
                 return code
+            request.finished(plan)
     return 0
 
 

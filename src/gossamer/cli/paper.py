@@ -6,6 +6,7 @@ import json
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ from gossamer.reproduce.published_text import (
 from gossamer.reproduce.tables import SCALES, Scale, Table, described, find
 
 SMALLEST = "quick"
+_PLANNED = ("name", "scale", "only", "seeds", "out", "results")
+"""Options that decide what is run."""
+_HOW = ("workers", "device", "quiet", "json")
+"""Options that change no figure; they may stay in a command that is used again."""
 RESULTS = Path(gossamer.__file__).parents[2] / "results"
 """In a clone, the results that come with it."""
 
@@ -102,8 +107,10 @@ def paper(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     options = parser.read(arguments)
     if options.claims:
+        _only(options, "--claims", "name", "results", "claims")
         return _claims(options.name, options.results, options.json)
     if options.name is None:
+        _only(options, "the list of tables")
         return _listed(options.json)
     with refusing():
         table = find(options.name)
@@ -112,7 +119,7 @@ def paper(arguments: Sequence[str]) -> int:
         raise Refusal(f"{table.name} has no scale {wanted}, only {', '.join(table.scales)}")
     shelf = Shelf(Path(options.results) if options.results else RESULTS)
     if options.kept:
-        _unused(options, "only", "seeds", "dry", "out")
+        _only(options, "--kept", "name", "results", "kept", "scale", "pictures")
         return _present_kept(table, shelf, options.scale, options.pictures, options.json)
     if options.seeds is not None and options.seeds < 1:
         raise Refusal(f"--seeds must be at least 1, not {options.seeds}")
@@ -124,6 +131,7 @@ def paper(arguments: Sequence[str]) -> int:
     todo = _chosen(table, scale, plans, options.only)
     left = [plan for plan in todo if not shelf.find(plan.config)]
     if options.dry:
+        _only(options, "--dry", *_PLANNED, "dry")
         return _list_runs(table, scale, left, len(todo) - len(left), options.json)
     if not options.quiet:
         say(_heading(table, scale))
@@ -131,20 +139,21 @@ def paper(arguments: Sequence[str]) -> int:
     request = Request(
         out, command, command, quiet=options.quiet, what=table.name, resumes_any=False
     )
+    if options.results:
+        kept = _kept(Path(options.results) / table.name, scale)
+        request = replace(request, finished=lambda plan: keep(run_of(plan), kept(plan)))
     if not options.quiet and len(left) < len(todo):
         say(f"{len(todo) - len(left)} of {len(todo)} runs are kept in {shelf.folder}")
-    kept = _kept(Path(options.results) / table.name, scale) if options.results else None
-    if code := _carry_out(left, request, kept):
+    if left and (code := carry_out(left, request)):
         return code
-    shelf = Shelf(shelf.folder)
-    measured = measured_table(table, plans, shelf)
-    code = _present(measured, scale, request, options.json)
-    return code or _draw(measured, options.pictures)
+    measured = measured_table(table, plans, Shelf(shelf.folder))
+    _present(measured, scale, request, options.json)
+    return _draw(measured, options.pictures)
 
 
 def _present_kept(table: Table, shelf: Shelf, scale: str | None, folder: str, as_json: bool) -> int:
     """Prints the table as far as results of it are kept, and draws its pictures."""
-    measured, name = claims.kept_table(table, shelf, [scale] if scale else claims.SETTLED)
+    measured, name = claims.kept_table(table, shelf, [scale] if scale else table.scales)
     if not measured.folders and not measured.diverged:
         raise Refusal(f"no run of {table.name} is kept in {shelf.folder}")
     say(_heading(table, table.scales[name]))
@@ -172,11 +181,12 @@ def _draw(measured: Measured, folder: str) -> int:
     return 0
 
 
-def _unused(options: Namespace, *names: str) -> None:
+def _only(options: Namespace, what: str, *names: str) -> None:
     """Refuses options that have no effect where nothing is run."""
-    for name in names:
-        if getattr(options, name):
-            raise Refusal(f"--kept runs nothing, so --{name} has no effect; leave it out")
+    for name, value in vars(options).items():
+        if value and name not in (*names, *_HOW):
+            said = f"--{name}" if name != "name" else "a table's name"
+            raise Refusal(f"{what} runs nothing, so {said} has no effect; leave it out")
 
 
 def _claims(name: str | None, results: str, as_json: bool) -> int:
@@ -185,22 +195,13 @@ def _claims(name: str | None, results: str, as_json: bool) -> int:
         tables = None if name is None else [find(name)]
     if tables and not tables[0].claims:
         raise Refusal(f"{tables[0].name} has no claims")
+    if results and not Path(results).is_dir():
+        raise Refusal(f"there is no folder {results} with kept results")
     judged = claims.judge_kept(Shelf(Path(results) if results else RESULTS), tables)
     for line in claims.text(judged):
         say(paragraph(line, "- "))
     if as_json:
         print(json.dumps(events.plain({"claims": claims.plain(judged)})), flush=True)
-    return 0
-
-
-def _carry_out(left: Sequence[Plan], request: Request, kept: Callable[[Plan], Path] | None) -> int:
-    """Runs what is left, and keeps each result as soon as it is there."""
-    if kept is None:
-        return carry_out(left, request) if left else 0
-    for plan in left:
-        if code := carry_out([plan], request):
-            return code
-        keep(run_of(plan), kept(plan))
     return 0
 
 
@@ -251,7 +252,7 @@ def _list_runs(table: Table, scale: Scale, todo: Sequence[Plan], kept: int, as_j
     header = ["row", "seed", "method", "data", "model", "rounds"]
     say(aligned([[run[name] for name in header] for run in runs], header))
     count = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
-    beside = f"; {kept} more are kept, see --kept" if kept else ""
+    beside = f"; {kept} more are kept, see --kept --scale {scale.name}" if kept else ""
     say(f"{count}, {sum(run['rounds'] for run in runs)} rounds in total{beside}")
     needed = {run["data"] for run in runs}
     missing = {each.name: each.advice for each in data.ls() if each.advice and each.name in needed}
@@ -289,7 +290,7 @@ def _shown(measured: Measured, scale: Scale) -> list[claims.Judged]:
     return judged
 
 
-def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) -> int:
+def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) -> None:
     """Prints the table, and writes it as files and as a page."""
     out, table = request.out, measured.table
     out.mkdir(parents=True, exist_ok=True)
@@ -306,4 +307,3 @@ def _present(measured: Measured, scale: Scale, request: Request, as_json: bool) 
         heads = {"table": table.name, "scale": scale.name, "out": str(out), **files}
         both = {"figures": plain(measured), "claims": claims.plain(judged)}
         print(json.dumps(events.plain({**heads, **both})), flush=True)
-    return 0

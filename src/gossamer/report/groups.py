@@ -54,7 +54,8 @@ class Group:
     def missed(self) -> str:
         """How many of its runs ended without reaching any of their goals; empty if none did."""
         ended = [run for run in self.sound if run.goals and run.finished]
-        lost = sum(not run.finished.get("reached") for run in ended)
+        # Results that were kept before goals were recorded do not say.
+        lost = sum(run.finished.get("reached", "?") == "" for run in ended)
         count = len(self.runs)
         if not lost:
             return ""

@@ -8,6 +8,7 @@ from them. They are read back as runs, so whatever presents a run presents a kep
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,8 +21,9 @@ from gossamer.engine.files import write_atomically
 from gossamer.methods import METHODS
 from gossamer.optim import Training
 from gossamer.report.curves import short
+from gossamer.report.figures import best_round
 from gossamer.report.groups import IRRELEVANT
-from gossamer.report.runs import EVALUATED, Curve, Headline, Run, meaningful
+from gossamer.report.runs import EVALUATED, Curve, Run, meaningful
 from gossamer.report.waiting import Waiting
 
 FORMAT = 1
@@ -30,13 +32,13 @@ ADAM = ("optimiser", "adam_beta1", "adam_beta2", "adam_eps", "moments")
 _NAMES = {"global_accuracy": "global_score"}
 """Curves that files from before there were other metrics call otherwise."""
 POINTS = 60
-"""Evaluations that are kept of a run, about; the best and the latest are among them."""
+"""Evaluations that are kept of a run at equal distances, about."""
 LAYER_POINTS = 10
 """Rounds at which the masks of layers are kept, about."""
 LATEST = 10
 """Some papers report the mean of the last ten evaluations."""
 Layers = Mapping[str, Mapping[str, Curve]]
-FINISHED = ("round", "accuracy", "state_hash", "diverged")
+FINISHED = ("round", "accuracy", "state_hash", "diverged", "reached")
 STARTED = ("schema", "method", "rounds", "seed", "pool", "data", "parameters", "prunable", "task")
 
 
@@ -60,7 +62,7 @@ def keep(run: Run, path: Path) -> Path:
     if not run.config:
         raise ValueError(f"{run.folder} has no configuration, so its figures could not be repeated")
     clock = run.finished.get("clock", {})
-    rounds, columns = _columns(run.curves, run.headline)
+    rounds, columns = _columns(run)
     content: dict[str, Any] = {
         "format": FORMAT,
         "command": run.command,
@@ -161,7 +163,7 @@ def _identity(config: Mapping[str, Any]) -> str:
         f"{table}.{name}": float(value) if type(value) is int else value
         for table, values in tables.items()
         for name, value in values.items()
-        if f"{table}.{name}" not in IRRELEVANT - {"experiment.seed"}
+        if f"{table}.{name}" not in IRRELEVANT - {"experiment.seed"} | {"experiment.device"}
         and (f"{table}.{name}" not in usual or usual[f"{table}.{name}"] != value)
     }
     return json.dumps([config.get("method"), known], sort_keys=True, default=str)
@@ -171,19 +173,34 @@ def _without_limit(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "options": {**config.get("options", {}), "reply_limit": 0.0}}
 
 
-def _columns(
-    curves: Mapping[str, Curve], headline: Headline
-) -> tuple[list[int], dict[str, list[float | None]]]:
-    """Rounds to keep, and every curve at these rounds."""
-    tested = [curves[name] for name in EVALUATED if curves.get(name)] or list(curves.values())
-    rounds = sorted({place for curve in tested for place in curve})
+def _columns(run: Run) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Rounds to keep, and every curve at these rounds.
+
+    Kept are evaluations at equal distances, the best and the latest ones, and the first round's
+    costs; of accuracies also the first of each percent, where some figures are read.
+    """
+    curves = run.curves
+    names = [name for name in EVALUATED if curves.get(name)]
+    rounds = sorted({at for curve in map(run.curve, names or curves) for at in curve})
     every = -(-len(rounds) // POINTS) or 1
-    chosen = {*rounds[::every], *rounds[-LATEST:]}
-    for curve in tested:
-        chosen |= {min(curve, key=lambda at: (headline.key(curve[at]), at)), max(curve)}
-    chosen |= {max(curve) for curve in curves.values() if curve}
+    chosen = {*rounds[::every], *rounds[-LATEST:], *rounds[:1]}
+    for name in names:
+        chosen.update(_percents(curves[name]) if run.headline.is_share else ())
+        best = best_round(run, name)
+        chosen |= set() if best is None else {best}
+    for curve in curves.values():
+        chosen |= {max(curve), *({1} & curve.keys())} if curve else set()
     kept = sorted(chosen)
     return kept, {name: [short(curve.get(at)) for at in kept] for name, curve in curves.items()}
+
+
+def _percents(curve: Curve) -> Iterator[int]:
+    """The rounds that were the first to reach a whole percent."""
+    most = -math.inf
+    for at in sorted(curve):
+        if (percent := math.floor(100 * curve[at] + 1e-9)) > most:
+            most = percent
+            yield at
 
 
 def _curve(rounds: Iterable[int], column: Iterable[float | None]) -> Curve:

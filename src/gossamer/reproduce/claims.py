@@ -7,6 +7,7 @@ only if the runs show it; otherwise it is `undecided`, with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired, paired
 from gossamer.reproduce.published import Cell, Measured, measured_table
-from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
+from gossamer.reproduce.tables import COSTS, MOST_SEEDS, SUMS, Claim, Column, Table, find, names
 
 REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SETTLED = ("full", "here")
@@ -23,8 +24,6 @@ SETTLED = ("full", "here")
 
 HARMLESS = ("rounds", "eval_every", "workers", "device")
 """Settings of a scale that do not change what a run is about; rounds are judged by themselves."""
-MOST_SEEDS = 20
-"""Seeds of a row that are looked for among kept runs."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,8 @@ class Judged:
     @property
     def expected(self) -> str:
         """What was printed."""
+        if self.claim.below:
+            return f"below {self.claim.below:g}"
         if self.printed is None:
             return "–"
         return f"{self.printed:{'+' if self.claim.than else ''}.4g}"
@@ -79,14 +80,21 @@ def judge_kept(shelf: Shelf, tables: Iterable[Table] | None = None) -> list[Judg
     return [judged for table in some if table.claims for judged in _best(table, shelf)]
 
 
-def kept_table(table: Table, shelf: Shelf, scales: Iterable[str] = SETTLED) -> tuple[Measured, str]:
-    """The table as the results that are kept make it, and the scale that has most of them."""
+def kept_table(table: Table, shelf: Shelf, scales: Iterable[str]) -> tuple[Measured, str]:
+    """The table as the results that are kept make it, and the scale that has most of them.
+
+    Scales whose runs can support a claim come before the others.
+    """
     choices = [
-        (measured_table(table, table.plans(scale, Path(), MOST_SEEDS), shelf), name)
+        (measured_table(table, table.plans(table.scales[name], Path(), MOST_SEEDS), shelf), name)
         for name in scales
-        if (scale := table.scales.get(name))
     ]
-    return max(choices, key=lambda each: len(each[0].folders))
+
+    def place(each: tuple[Measured, str]) -> tuple[bool, int]:
+        count = len(each[0].folders)
+        return each[1] in SETTLED and count > 0, count
+
+    return max(choices, key=place)
 
 
 def _best(table: Table, shelf: Shelf) -> list[Judged]:
@@ -120,7 +128,7 @@ def _judge(measured: Measured, claim: Claim, scale: str) -> Judged:
             f"runs of {' and '.join(measured.table.rows[name].title for name in lost)} diverged"
         )
     if column.reaching and not values.values and _common(measured, claim):
-        reason = f"not every row reached {column.reaching:g} %"
+        reason = f"not every row reached {column.reaching} %"
     short = _smaller(measured, claim, scale)
     if short and values.values:
         so_far = "" if verdict == UNDECIDED else f"so far it would be {verdict}: "
@@ -180,7 +188,7 @@ def _smaller(measured: Measured, claim: Claim, scale: str) -> str:
     if column.reaching:
         seeds, reached = _common(measured, claim), len(_figures(*_cells(measured, claim))[1].values)
         if reached < seeds:
-            reasons.append(f"{reached} of {seeds} seeds reached {column.reaching:g} %")
+            reasons.append(f"{reached} of {seeds} seeds reached {column.reaching} %")
     return ", ".join(dict.fromkeys(reasons))
 
 
@@ -192,34 +200,42 @@ def _exact(table: Table, claim: Claim) -> bool:
 def _verdict(
     values: Paired, printed: float | None, claim: Claim, column: Column
 ) -> tuple[str, str]:
-    count = len(values.values)
-    if not count:
+    mean = values.mean
+    if mean is None:
         return UNDECIDED, "not run yet"
-    assert values.mean is not None
-    exact = column.figure in SUMS and not column.reaching
-    if exact and not claim.than and printed is not None:
-        # Costs do not depend on luck: one run is enough.
-        close = abs(values.mean - printed) <= claim.within
-        return (REPRODUCED if close else REFUTED), f"wanted {printed:.4g} ± {claim.within:g}"
-    if exact and claim.than and not values.error:
-        close = abs(values.mean) <= claim.within if claim.within else values.mean > 0
-        return (REPRODUCED if close else REFUTED), "a cost, the same for all seeds"
-    limits = values.interval()
-    if limits is None or values.p is None:
+    region = _claimed(claim, printed)
+    if region is None:
+        return UNDECIDED, "nothing is printed"
+    low, high, wanted = region
+    depends = column.figure not in SUMS or column.reaching or claim.early is False
+    if not depends and not values.error:
+        # A cost that depends neither on chance nor on what is learned: one run is enough.
+        return (REPRODUCED if low < mean < high else REFUTED), wanted
+    ends = values.interval()
+    if ends is None or values.p is None:
         return UNDECIDED, "one seed"
     if claim.than and not claim.within:
+        wanted = f"p = {values.p:.2g}"
         if values.p >= LEVEL:
-            return UNDECIDED, f"no difference shown, p = {values.p:.2g}"
-        return (REPRODUCED if values.mean > 0 else REFUTED), f"p = {values.p:.2g}"
+            return UNDECIDED, f"no difference shown, {wanted}"
+    else:
+        wanted = f"95 % interval {ends[0]:.3g} to {ends[1]:.3g}, {wanted}"
+    if low < ends[0] and ends[1] < high:
+        return REPRODUCED, wanted
+    return (REFUTED if ends[1] <= low or ends[0] >= high else UNDECIDED), wanted
+
+
+def _claimed(claim: Claim, printed: float | None) -> tuple[float, float, str] | None:
+    """The open interval in which a claim has its figure, in words too; None if it names none."""
+    if claim.below:
+        return -math.inf, claim.below, f"wanted less than {claim.below:g}"
+    if claim.than and not claim.within:
+        return 0.0, math.inf, "the difference does not depend on chance"
     centre = 0.0 if claim.than else printed
     if centre is None:
-        return UNDECIDED, "nothing is printed"
-    low, high = limits[0] - centre, limits[1] - centre
-    wanted = f"wanted {centre:.3g} ± {claim.within:g}"
-    what = f"95 % interval {limits[0]:.3g} to {limits[1]:.3g}, {wanted}"
-    if -claim.within <= low and high <= claim.within:
-        return REPRODUCED, what
-    return (REFUTED if high < -claim.within or low > claim.within else UNDECIDED), what
+        return None
+    wanted = f"wanted {centre:.4g} ± {claim.within:g}"
+    return centre - claim.within, centre + claim.within, wanted
 
 
 def text(judged: Sequence[Judged]) -> list[str]:

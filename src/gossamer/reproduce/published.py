@@ -15,7 +15,7 @@ from gossamer.report.figures import figures
 from gossamer.report.kept import Shelf
 from gossamer.report.runs import number
 from gossamer.reproduce.comparison import run_of
-from gossamer.reproduce.plans import Plan, changed
+from gossamer.reproduce.plans import Plan, changed, probes
 from gossamer.reproduce.tables import ACCURACIES, UNITS, Column, Published, Row, Table, training
 
 
@@ -57,17 +57,13 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of what the mean is over."""
-        return spread(self._averaged)
+        """The standard deviation, of what enters the mean as in the paper."""
+        return spread(self.values if self.over == "max" else self.counted)
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean."""
-        return standard_error(self._averaged)
-
-    @property
-    def _averaged(self) -> Sequence[float]:
-        return self.values if self.over == "max" else self.counted
+        """The standard error of the mean, from all seeds, also those that it leaves out."""
+        return standard_error(self.values)
 
     @property
     def difference(self) -> float | None:
@@ -153,7 +149,7 @@ def measured_table(table: Table, plans: Sequence[Plan], shelf: Shelf | None = No
         (row.name, column.name): {
             plan.config.experiment.seed: value
             for plan, run in done.get(row.name, ())
-            if (value := _value(plan, run, row, column)) is not None
+            if (value := value_of(plan, run, row, column)) is not None
         }
         for row in table.rows.values()
         for column in table.columns.values()
@@ -183,7 +179,7 @@ def measure(run: Run, column: Column) -> float | None:
     if column.reaching:
         scores, wanted = run.curve(ACCURACIES[column.by]), column.reaching / 100
         first = min((at for at, score in scores.items() if score >= wanted), default=None)
-        return None if first is None else measure(run.until(first), replace(column, reaching=0.0))
+        return None if first is None else measure(run.until(first), replace(column, reaching=0))
     accuracy = ACCURACIES.get(column.figure, "personal_mean")
     known = figures(run, accuracy)
     if column.figure in ACCURACIES:
@@ -201,12 +197,26 @@ def measure(run: Run, column: Column) -> float | None:
     return known[column.figure] if column.figure in known else last(run.curve(column.figure))
 
 
-def _value(plan: Plan, run: Run, row: Row, column: Column) -> float | None:
+def value_of(plan: Plan, run: Run, row: Row, column: Column) -> float | None:
+    """A figure of a finished run in the column's unit, for all rounds of the paper if `whole`."""
     figure = measure(run, column)
+    if figure is not None and column.whole:
+        figure = _whole(plan, run, row, column, figure)
     if figure is None:
         return None
-    times = row.training / training(plan.config) if column.whole else 1.0
-    return figure * times / (1.0 if column.relative else UNITS[column.unit])
+    return figure / (1.0 if column.relative else UNITS[column.unit])
+
+
+def _whole(plan: Plan, run: Run, row: Row, column: Column, figure: float) -> float | None:
+    """A sum over the rounds that train, multiplied up to the paper's; a first probe stays one.
+
+    None if what the first round cost is not known.
+    """
+    times = row.training / training(plan.config)
+    if times == 1.0 or not probes(plan.config.build_method()):
+        return times * figure
+    probe = measure(run.until(1), column)
+    return None if probe is None else probe + times * (figure - probe)
 
 
 def _related(

@@ -41,6 +41,8 @@ MOMENTS = ("last", "best", "last-10")
 DENSITY_MOMENTS = ("last", "best")
 RELATIONS = ("", "share", "saving")
 OVER = ("mean", "max", "middle")
+MOST_SEEDS = 20
+"""Seeds of a row that are looked for among kept runs."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Column:
     """Extrapolate a run of fewer rounds to the paper's number of rounds."""
     relative: str = ""
     """Relative to the row's reference: `share` of it, or `saving`, how many times less."""
-    reaching: float = 0.0
+    reaching: int = 0
     """Read a figure that accumulates at the first evaluation with this accuracy, in percent."""
     by: str = "global"
     """The accuracy to reach."""
@@ -108,8 +110,11 @@ class Claim:
     """The row that `row` is above, or level with; empty: the figure is what was printed."""
     within: float = 0.0
     """How far figures may be apart and still be level, or be what was printed."""
+    below: float = 0.0
+    """The figure is below this; 0: not what the paper says."""
     early: bool | None = None
-    """Whether fewer rounds than the paper's settle it; None: if its column accumulates."""
+    """Whether fewer rounds than the paper's settle it; None: if its column accumulates. False is
+    for costs that depend on what is learned, which need several seeds too."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class Table:
         configs = [(row, _scaled(row, scale, more or {})) for row in self.runs(scale)]
         for place in range(seeds or scale.seeds):
             for row, config in configs:
-                if place >= (seeds or row.seeds or scale.seeds):
+                if place >= min(seeds or scale.seeds, row.seeds or MOST_SEEDS):
                     continue
                 seed = config.experiment.seed + place
                 each = replace(config, experiment=replace(config.experiment, seed=seed))
@@ -283,8 +288,8 @@ def _column(name: str, part: Mapping[str, Any]) -> Column:
         raise ValueError(f"{what}: by names the accuracy to reach; say how much with reaching")
     if column.reaching and column.whole:
         raise ValueError(f"{what}: reaching an accuracy is not for all rounds; leave out whole")
-    if not 0 <= column.reaching <= 100:
-        raise ValueError(f"{what}: reaching is in percent, so at most 100, not {column.reaching:g}")
+    if column.reaching not in range(101):  # what kept results are exact about
+        raise ValueError(f"{what}: reaching is a whole percent, not {column.reaching}")
     return column
 
 
@@ -314,14 +319,19 @@ def _claim(
     name: str, part: Mapping[str, Any], rows: Mapping[str, Row], columns: Mapping[str, Column]
 ) -> Claim:
     what = f"claim {name}"
-    known = ("text", "column", "row", "than", "within", "early")
+    known = ("text", "column", "row", "than", "within", "below", "early")
     _known(part, known, f"entry of {what}")
     _needed(part, ("text", "column", "row"), what)
     claim = Claim(name, **part)
     _known([claim.column], columns, "column")
     _known([claim.row, *filter(None, [claim.than])], rows, "row")
-    if not claim.than and (not claim.within or claim.column not in rows[claim.row].published):
-        raise ValueError(f"{what}: name the row that it is above, or a printed figure and `within`")
+    if claim.below and (claim.than or claim.within):
+        raise ValueError(f"{what}: below is a bound of one figure; leave out than and within")
+    alone = not claim.than and not claim.below
+    if alone and (not claim.within or claim.column not in rows[claim.row].published):
+        raise ValueError(
+            f"{what}: name the row that it is above, a bound, or a printed figure and `within`"
+        )
     return claim
 
 
