@@ -17,6 +17,7 @@ from gossamer.reproduce.published_text import (
     held_out,
     lost_replies,
     measured_words,
+    titled,
 )
 from gossamer.reproduce.tables import Column, Row, Table, find, load, names
 
@@ -127,7 +128,7 @@ def _lines(measured: Measured, rows: list[Row], columns: list[Column]) -> Iterat
         head
         for column in columns
         for head in (
-            [f"{_title(column)}: printed", "measured"] if printed[column.name] else [_title(column)]
+            [f"{titled(column)}: printed", "measured"] if printed[column.name] else [titled(column)]
         )
     ]
     yield f"| | {' | '.join(heads)} | seeds |"
@@ -152,10 +153,6 @@ def _value(cell: Cell, column: Column, seeds: int) -> str:
     fewer = f" (n = {len(cell.values)})" if len(cell.values) < seeds else ""
     words = measured_words(cell, ".2f" if column.unit == "%" else ".4g")
     return words.removesuffix(" ± 0") + fewer
-
-
-def _title(column: Column) -> str:
-    return f"{column.title}, {column.unit}" if column.unit else column.title
 
 
 def _known(measured: Measured, row: Row) -> bool:

@@ -95,7 +95,10 @@ def sweep(
             runs.append((chosen, seed, replace(summary, state=None)))
             sys.stderr.write(f"{_name(chosen)} seed {seed}: {summary!r}\n")
     trials = [
-        Trial(chosen, [summary.figures() for each, _, summary in runs if each is chosen])
+        Trial(
+            chosen,
+            [{**end.figures(), "seed": seed} for each, seed, end in runs if each is chosen],
+        )
         for chosen in tried
     ]
     return Sweep(sweep_results.ranked(trials, options.select), runs, options.select)

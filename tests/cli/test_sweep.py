@@ -52,12 +52,13 @@ def test_draws_are_within_ranges_different_and_repeatable() -> None:
 def trial(name: str, valid: list[float], test: list[float], missing: int = 0) -> Trial:
     figures = [
         {
+            "seed": seed,
             "scores": {"valid_best": v, "best": t},
             "density": 1.0,
             "bits": {"up": 1, "down": 1},
             "seconds": 1.0,
         }
-        for v, t in zip(valid, test, strict=True)
+        for seed, (v, t) in enumerate(zip(valid, test, strict=True))
     ]
     return Trial({"lr": name}, figures, missing)
 
@@ -83,8 +84,11 @@ def test_a_combination_with_failed_runs_does_not_win() -> None:
 def test_a_difference_within_the_noise_is_not_shown() -> None:
     near = [trial("a", [0.70, 0.80], [0.5, 0.5]), trial("b", [0.71, 0.81], [0.5, 0.5])]
     assert "no difference shown to lr=a" in sweep_results.verdict(near, "valid")
-    far = [trial("a", [0.10, 0.11], [0.5, 0.5]), trial("b", [0.71, 0.72], [0.5, 0.5])]
+    far = [trial("a", [0.10, 0.11], [0.5, 0.5]), trial("b", [0.71, 0.725], [0.5, 0.5])]
     assert "no difference" not in sweep_results.verdict(far, "valid")
+    one = [trial("a", [0.10], [0.5]), trial("b", [0.71], [0.5])]
+    assert "one seed shows no difference to the others" in sweep_results.verdict(one, "valid")
+    assert "no difference" not in sweep_results.verdict(one[:1], "valid")
 
 
 @pytest.fixture

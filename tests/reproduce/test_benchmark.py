@@ -152,3 +152,12 @@ def test_evaluation_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += passed
         timed.emit(event(kind, number), Clock(0, 0))
     assert timed.curve == {0: 0, 1: 2, 2: 5}
+
+
+def test_seeds_at_another_rate_are_in_no_mean(tmp_path: Path) -> None:
+    """A search with more rates found another one; only the first seed was run at it so far."""
+    for seed, rate in ((0, 0.3), (1, 0.1), (2, 0.1)):
+        keep(finished("fedavg", seed, 0.5, rate), tmp_path / f"fedavg-seed-{seed}.json")
+    runs = benchmark.kept(tmp_path)["fedavg"]
+    assert [run.seed for run in runs] == [0]
+    assert figures({"fedavg": runs})[0].rate == 0.3

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gossamer.report import Run
+from gossamer.report.paired import holm, paired
 from gossamer.reproduce import differences
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.published_text import comma_separated, legend, text
@@ -29,8 +32,8 @@ def test_each_row_is_compared_with_the_best_by_seed() -> None:
     near = [run("b", seed, 0.8 + 0.1 * seed - 0.01 * (seed - 2)) for seed in range(2, 5)]
     far = [run("c", seed, 0.5 + 0.1 * seed - 0.001 * seed) for seed in range(2, 5)]
     first, second = found(*far, *best, *near)
-    assert (first.best, first.other, second.other) == ("a", "c", "b")
-    assert first.shown and not second.shown
+    assert (first.best, first.other.row, second.other.row) == ("a", "c", "b")
+    assert first.other.shown and not second.other.shown
     assert first.words.startswith("c: 30 ± 0.058 points below, 3 seeds, p = ")
     assert second.words.endswith("; no difference shown")
     lines = " ".join(differences.text([first, second])).split()
@@ -41,8 +44,17 @@ def test_each_row_is_compared_with_the_best_by_seed() -> None:
 def test_a_run_that_diverged_is_no_pair() -> None:
     runs = [run("a", 1, 0.9), run("a", 2, 0.9), run("b", 1, 0.8), run("b", 2, 0.1, "diverged")]
     (only,) = found(*runs)
-    assert len(only.paired.values) == 1 and not only.shown
+    assert len(only.other.paired.values) == 1 and not only.other.shown
     assert only.words == "b: 10 points below, one seed; no difference shown"
+
+
+def test_probabilities_are_corrected_for_all_pairs_because_the_best_is_chosen_afterwards() -> None:
+    rows = {"a": (0.9, 0.91, 0.93), "b": (0.8, 0.82, 0.82), "c": (0.5, 0.51, 0.55)}
+    runs = [run(name, seed, value) for name in rows for seed, value in enumerate(rows[name])]
+    values = {name: dict(enumerate(each)) for name, each in rows.items()}
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
+    corrected = holm([paired(values[x], values[y]).p or 0.0 for x, y in pairs])
+    assert [each.other.p for each in found(*runs)] == pytest.approx(corrected[:2])
 
 
 def test_one_seed_and_one_row_say_nothing() -> None:

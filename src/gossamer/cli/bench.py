@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gossamer import data as sources
@@ -68,6 +68,8 @@ def bench(arguments: Sequence[str]) -> int:
             find_method(name)
         data = _named(options.data, [], "data set")
     _present(data)
+    if not options.results and not RESULTS.is_dir():
+        raise Refusal("this is no clone with a folder of results; name one with --results FOLDER")
     results = Path(options.results) if options.results else RESULTS
     command = shlex.join(["gossamer", "bench", *arguments])
     failed = 0
@@ -76,7 +78,8 @@ def bench(arguments: Sequence[str]) -> int:
             failed += _method(
                 place, method, size, results, (command, options.workers, options.quiet)
             )
-    _show(results, data, Path(options.out), options.json)
+    folders = {place: benchmark.finals(results, place, size) for place in data}
+    _show(folders, chosen, Path(options.out), options.json)
     return int(failed > 0)
 
 
@@ -86,9 +89,12 @@ def _method(data: str, method: str, size: Size, results: Path, how: tuple[str, i
         searched = benchmark.search(data, method, size, results)
     failed = _carry_out(searched, results, how)
     rate = benchmark.best_rate(searched, Shelf(results / benchmark.FOLDER))
-    if failed or rate is None:
-        warn(f"{method} on {data}: no learning rate was found; it is left out")
-        return failed + 1
+    if failed:
+        warn(f"{method} on {data}: {failed} of {len(searched)} rates failed; it is left out")
+        return failed
+    if rate is None:
+        warn(f"{method} on {data}: it diverged at every rate; it is left out")
+        return 1
     return _carry_out(benchmark.final(data, method, size, results, rate), results, how)
 
 
@@ -113,14 +119,13 @@ def _carry_out(cells: Sequence[Cell], results: Path, how: tuple[str, int, bool])
     return failed
 
 
-def _show(results: Path, data: Sequence[str], out: Path, as_json: bool) -> None:
+def _show(folders: Mapping[str, Path], methods: Sequence[str], out: Path, as_json: bool) -> None:
     """Prints the table, and writes the page of each data set and the picture of all."""
     by_data, shown = {}, {}
     out.mkdir(parents=True, exist_ok=True)
-    for name in data:
-        folder = benchmark.largest(results, name)
-        rows = benchmark.kept(folder) if folder else {}
-        if not rows or folder is None:
+    for name, folder in folders.items():
+        rows = {at: runs for at, runs in benchmark.kept(folder).items() if at in methods}
+        if not rows:
             continue
         by_data[name] = rows
         found = figures(rows)

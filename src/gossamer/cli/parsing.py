@@ -73,6 +73,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(list(arguments))
         if unknown:
             word = unknown[0].partition("=")[0]
+            if not word.startswith("-"):
+                raise Refusal(explain(unknown) or f"`{self.prog}` takes no further {word!r}")
             hint = nearest(word, self._option_string_actions)
             raise Refusal(
                 explain(unknown)

@@ -105,7 +105,7 @@ def rows(groups: Sequence[Group], main: str) -> list[Row]:
     for group in groups:
         each = [figures(run, main) for run in group.sound or (Run(""),)]
         means = {name: mean(one[name] for one in each) for name in each[0]}
-        means["rounds"] = mean(run.done for run in group.runs)
+        means["rounds"] = mean(run.done for run in group.drawn)
         known = {name: [v for one in each if (v := one[name]) is not None] for name in each[0]}
         spreads = {name: spread(values) for name, values in known.items()}
         errors = {name: standard_error(values) for name, values in known.items()}

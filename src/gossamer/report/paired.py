@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 from gossamer.report.curves import standard_error
 
@@ -72,6 +73,44 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
     pairs = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
     largest = max((abs(value) for pair in pairs for value in pair), default=0.0)
     return Paired(tuple(mine - theirs for mine, theirs in pairs), largest)
+
+
+@dataclass(frozen=True)
+class Against:
+    """A row against the best one."""
+
+    row: str
+    paired: Paired
+    """The best one minus this."""
+    p: float | None
+    """Of the paired t-test, corrected for all pairs of rows; None without a test."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether the seeds show a difference."""
+        return self.p is not None and self.p < LEVEL
+
+
+def against_best(rows: Mapping[str, Mapping[int, float]]) -> tuple[str, list[Against]]:
+    """The row with the highest mean, and every other against it, in the order of the rows.
+
+    Which row is the best one is known only from the data, so any pair could have been tested:
+    probabilities are corrected for all pairs.
+
+    Args:
+        rows: By name, the value of each seed; at least one row, and values in each.
+    """
+    best = max(rows, key=lambda name: statistics.fmean(rows[name].values()))
+    pairs = {(a, b): paired(rows[a], rows[b]) for a, b in combinations(rows, 2)}
+    tested = [key for key, pair in pairs.items() if pair.p is not None]
+    known = holm([pair.p for key in tested if (pair := pairs[key]).p is not None])
+    corrected = dict(zip(tested, known, strict=True))
+    found = []
+    for name in rows:
+        if name != best:
+            key = (best, name) if (best, name) in pairs else (name, best)
+            found.append(Against(name, paired(rows[best], rows[name]), corrected.get(key)))
+    return best, found
 
 
 def two_sided(t: float, freedom: int) -> float:

@@ -17,6 +17,7 @@ from gossamer.engine import Options
 from gossamer.method_names import has_global_model
 from gossamer.report import Run
 from gossamer.report.curves import last
+from gossamer.report.groups import differing
 from gossamer.report.kept import Shelf
 from gossamer.reproduce.plans import overridden, probes
 
@@ -125,7 +126,7 @@ def search(data: str, method: str, size: Size, results: Path) -> list[Cell]:
 
 def final(data: str, method: str, size: Size, results: Path, rate: float) -> list[Cell]:
     """The runs of a method at its learning rate, one for each seed."""
-    folder = results / FOLDER / data / f"rounds-{size.rounds}"
+    folder = finals(results, data, size)
     every = max(1, size.rounds // EVALUATIONS)
     return [
         Cell(
@@ -167,6 +168,11 @@ def _config(data: str, method: str, settings: Mapping[str, Any], options: Option
     return replace(config, experiment=replace(config.experiment, rounds=rounds))
 
 
+def finals(results: Path, data: str, size: Size) -> Path:
+    """The folder of the final runs of a size."""
+    return results / FOLDER / data / f"rounds-{size.rounds}"
+
+
 def largest(results: Path, data: str) -> Path | None:
     """The folder of the final runs with the most rounds; None if nothing was run."""
     folders = [path for path in (results / FOLDER / data).glob("rounds-*") if any(path.iterdir())]
@@ -174,13 +180,19 @@ def largest(results: Path, data: str) -> Path | None:
 
 
 def kept(folder: Path) -> dict[str, list[Run]]:
-    """The final runs in a folder by method, in the order of `METHODS`; those that diverged too."""
+    """The final runs in a folder by method, in the order of `METHODS`; those that diverged too.
+
+    Seeds whose settings are not those of the first are left out: a search with more rates may have
+    found another one, at which they have not been run yet.
+    """
     runs: dict[str, list[Run]] = {}
-    for run in Shelf(folder):
-        runs.setdefault(str(run.config["method"]), []).append(run)
+    for run in sorted(Shelf(folder), key=lambda run: run.seed or 0):
+        mine = runs.setdefault(str(run.config["method"]), [])
+        if not mine or not differing([mine[0], run]):
+            mine.append(run)
     order = list(METHODS)
     names = sorted(runs, key=lambda name: (order.index(name) if name in order else 99, name))
-    return {name: sorted(runs[name], key=lambda run: run.seed or 0) for name in names}
+    return {name: runs[name] for name in names}
 
 
 def score_of(method: str) -> str:

@@ -12,8 +12,8 @@ from html import escape
 
 from gossamer.method_names import has_global_model
 from gossamer.report import Run
+from gossamer.report.curves import last, standard_error
 from gossamer.report.curves import mean as mean_of
-from gossamer.report.curves import standard_error
 from gossamer.report.runs import Curve
 from gossamer.reproduce.benchmark import TITLES, score_of
 
@@ -65,7 +65,7 @@ def _figures(method: str, runs: Sequence[Run]) -> Figures:
     sound = [run for run in runs if not run.diverged]
     ends = [points for run in sound if (points := run.curve(score_of(method)))]
     scores = [curve[max(curve)] for curve in ends]
-    costs = {name: mean_of(_end(cost_curve(run, name)) for run in sound) for name in COSTS}
+    costs = {name: mean_of(last(cost_curve(run, name)) for run in sound) for name in COSTS}
     rate = float(runs[0].table("settings")["lr"])
     lost = len(runs) - len(sound)
     return Figures(method, rate, mean_of(scores), standard_error(scores), len(sound), lost, costs)
@@ -77,10 +77,6 @@ def cost_curve(run: Run, name: str) -> Curve:
         up, down = run.curve("up"), run.curve("down")
         return {at: (up[at] + down[at]) / 8 for at in up if at in down}
     return run.curve("training_seconds" if name == "seconds" else name)
-
-
-def _end(curve: Curve) -> float | None:
-    return curve[max(curve)] if curve else None
 
 
 def lines(rows: Rows, cost: str) -> dict[str, list[Point]]:

@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.report.columns import paragraph
 from gossamer.report.figures import figures
 from gossamer.report.groups import Group
-from gossamer.report.paired import LEVEL, Paired, holm, paired
+from gossamer.report.paired import Against, against_best
 from gossamer.reproduce.results import Results
 from gossamer.task.metrics import titled
 
@@ -19,57 +19,44 @@ class Difference:
     """How far a row is below the best one."""
 
     best: str
-    other: str
-    paired: Paired
-    p: float | None
-    """Of the paired t-test, corrected for the number of tests."""
+    other: Against
     metric: str = "accuracy"
-
-    @property
-    def shown(self) -> bool:
-        """Whether the seeds show a difference."""
-        return self.p is not None and self.p < LEVEL
 
     @property
     def words(self) -> str:
         """The difference as a sentence."""
-        count = len(self.paired.values)
-        if self.paired.mean is None:
-            return f"{self.best} and {self.other} have no seed in common"
+        row, found, p = self.other.row, self.other.paired, self.other.p
+        if found.mean is None:
+            return f"{self.best} and {row} have no seed in common"
         unit, below = (100, "points below") if self.metric == "accuracy" else (1, "worse")
-        points = f"{unit * self.paired.mean:.2g}"
-        if self.paired.error is None or self.p is None:
-            return f"{self.other}: {points} {below}, one seed; no difference shown"
-        points = f"{points} ± {unit * self.paired.error:.2g} {below}, {count} seeds"
-        verdict = "" if self.shown else "; no difference shown"
-        return f"{self.other}: {points}, p = {self.p:.2g}{verdict}"
+        points = f"{unit * found.mean:.2g}"
+        if found.error is None or p is None:
+            return f"{row}: {points} {below}, one seed; no difference shown"
+        points = f"{points} ± {unit * found.error:.2g} {below}, {len(found.values)} seeds"
+        verdict = "" if self.other.shown else "; no difference shown"
+        return f"{row}: {points}, p = {p:.2g}{verdict}"
 
 
 def differences(table: Results) -> list[Difference]:
     """Every row against the one with the best last score; runs that diverged are left out."""
     sign = 1 if table.rises else -1
-    measured = [(row.group.label, _by_seed(row.group, table.main, sign)) for row in table.rows]
-    known = [(label, values) for label, values in measured if values]
+    measured = {row.group.label: _by_seed(row.group, table.main, sign) for row in table.rows}
+    known = {label: values for label, values in measured.items() if values}
     if len(known) < 2:
         return []
-    best, top = max(known, key=lambda each: sum(each[1].values()) / len(each[1]))
-    pairs = [(label, paired(top, values)) for label, values in known if label != best]
-    tested = [pair.p for _, pair in pairs if pair.p is not None]
-    corrected = iter(holm(tested))
-    return [
-        Difference(best, label, pair, None if pair.p is None else next(corrected), table.metric)
-        for label, pair in pairs
-    ]
+    best, others = against_best(known)
+    return [Difference(best, other, table.metric) for other in others]
 
 
 def text(found: Sequence[Difference]) -> Iterator[str]:
     """Lines for a terminal; none if there is nothing to compare, or one seed only."""
-    if not any(each.paired.error is not None for each in found):
+    if not any(each.other.paired.error is not None for each in found):
         return
     metric, best = titled(found[0].metric), found[0].best
     yield paragraph(
         f"Differences of last {metric} from {best}, the best: means ± one standard "
-        "error over seeds, which are paired; two-sided t-tests, corrected by Holm's method:"
+        "error over seeds, which are paired; two-sided t-tests, corrected for all pairs of rows "
+        "by Holm's method:"
     )
     for each in found:
         yield paragraph(each.words, "- ")
@@ -80,12 +67,12 @@ def plain(found: Sequence[Difference]) -> list[dict[str, Any]]:
     return [
         {
             "best": each.best,
-            "other": each.other,
-            "seeds": len(each.paired.values),
-            "mean": each.paired.mean,
-            "se": each.paired.error,
-            "p": each.p,
-            "shown": each.shown,
+            "other": each.other.row,
+            "seeds": len(each.other.paired.values),
+            "mean": each.other.paired.mean,
+            "se": each.other.paired.error,
+            "p": each.other.p,
+            "shown": each.other.shown,
         }
         for each in found
     ]

@@ -27,6 +27,7 @@ from gossamer.core import AnyMethod
 from gossamer.engine import Options
 from gossamer.engine.events import CONFIG
 from gossamer.fields import Setting
+from gossamer.methods import METHODS
 from gossamer.report.groups import IRRELEVANT
 
 T = TypeVar("T")
@@ -99,9 +100,15 @@ def contender(word: str) -> Contender:
                 raise ValueError(
                     f"{part!r} in {word!r} sets nothing; write e.g. spafl:alpha=0.002,lr=0.01"
                 )
-            own[name.strip().replace("-", "_")] = value.strip()
+            name = name.strip().replace("-", "_")
+            if name in own:
+                raise ValueError(f"{word!r} sets {name} twice")
+            own[name] = value.strip()
     if target.endswith(".toml"):
         return Contender(word, read(locate(target)), own, file=True)
+    method, _, alone = target.rpartition(":")
+    if method in METHODS:
+        raise ValueError(f"{alone!r} in {word!r} has no value; write e.g. {method}:lr=0.01")
     find_method(target)
     return Contender(word, Config(target), own, file=False)
 

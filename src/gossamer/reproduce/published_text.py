@@ -25,7 +25,7 @@ def text(measured: Measured) -> str:
     """The table for a terminal, one block per column."""
     parts = []
     for column, body in _blocks(measured):
-        header, *lines = _to_the_right([[_title(column), *HEADS], *body])
+        header, *lines = _to_the_right([[titled(column), *HEADS], *body])
         parts.append(columns.table(lines, header))
     return "\n\n".join(parts)
 
@@ -65,8 +65,8 @@ def legend(measured: Measured) -> Iterator[str]:
     yield "difference: percentage points for percentages, otherwise percent of the published figure"
     if measured.short:
         yield (
-            "bits and FLOPs are extrapolated from the rounds that were run to the paper's: "
-            "exact if all rounds cost the same, a rough estimate if models shrink"
+            "bits and FLOPs are extrapolated from the rounds that were run to the paper's: exact "
+            "if all rounds that train cost the same, a rough estimate if models shrink"
         )
     yield from held_out(measured)
     yield from fewer_clients(measured)
@@ -75,8 +75,14 @@ def legend(measured: Measured) -> Iterator[str]:
 
 def best_seeds(measured: Measured) -> Iterator[str]:
     """How to read figures of the best seed, if there are any."""
-    if any(map(_has_best, measured.cells.values())):
-        yield "accuracy: that of the best seed, as in the paper; in brackets, the mean over seeds"
+    found = {
+        (len(cell.values), measured.table.rows[row].seeds)
+        for (row, _), cell in measured.cells.items()
+        if _has_best(cell)
+    }
+    if found:
+        counts = " or ".join(f"{had} (the paper: {wanted})" for had, wanted in sorted(found))
+        yield f"accuracy: the best of seeds as in the paper, of {counts}; in brackets, their mean"
 
 
 def lost_replies(measured: Measured) -> Iterator[str]:
@@ -108,7 +114,7 @@ def fewer_clients(measured: Measured) -> Iterator[str]:
 def page_table(measured: Measured) -> PaperTable:
     """The table for the page of its runs."""
     blocks = [
-        Block((_title(column), *HEADS), tuple(map(tuple, body)))
+        Block((titled(column), *HEADS), tuple(map(tuple, body)))
         for column, body in _blocks(measured)
     ]
     return PaperTable(tuple(blocks), tuple(legend(measured)))
@@ -128,7 +134,7 @@ def latex(measured: Measured) -> str:
     """One LaTeX `tabular` per column; needs the package booktabs."""
     parts = [
         tabular(
-            [_title(column), *HEADS],
+            [titled(column), *HEADS],
             [escaped(name) for name, *_ in body],
             [words for _, *words in body],
             [measured.table.source],
@@ -168,7 +174,8 @@ def plain(measured: Measured) -> list[dict[str, Any]]:
     return lines
 
 
-def _title(column: Column) -> str:
+def titled(column: Column) -> str:
+    """The heading of a column, with its unit."""
     return f"{column.title}, {column.unit}" if column.unit else column.title
 
 

@@ -108,7 +108,7 @@ def comma_separated(results: Results) -> str:
         writer.writerow(
             [
                 *(row.group.label, row.group.first.method, " ".join(_seeds(row.group))),
-                *(row.group.first.done, int(row.pareto_optimal)),
+                *(f"{row.figures['rounds']:g}", int(row.pareto_optimal)),
                 len(row.group.runs) - len(row.group.sound),
                 sum(run.failed for run in row.group.runs),
                 *("" if value is None else repr(value) for value in values),

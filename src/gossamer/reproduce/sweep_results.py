@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from gossamer.engine.options import Select
 from gossamer.report import units
 from gossamer.report.columns import table
-from gossamer.report.curves import mean, spread
+from gossamer.report.curves import mean, standard_error
+from gossamer.report.paired import against_best
 
 MARK = "*"
 
@@ -23,7 +23,7 @@ class Trial:
 
     settings: Mapping[str, Any]
     figures: Sequence[Mapping[str, Any]]
-    """Of every finished run: `scores`, `metric`, `better`, `density`, `bits`, `seconds`."""
+    """Of every finished run: `seed`, `scores`, `metric`, `better`, `density`, `bits`, `seconds`."""
     missing: int = 0
     """Runs that failed or did not finish."""
 
@@ -43,9 +43,12 @@ class Trial:
 
     def error(self, name: str) -> float | None:
         """The standard error of that mean; None for one seed."""
-        known = [v for each in self.figures if (v := each["scores"].get(name)) is not None]
-        apart = spread(known)
-        return None if apart is None else apart / math.sqrt(len(known))
+        return standard_error(list(self.by_seed(name).values()))
+
+    def by_seed(self, name: str) -> Mapping[int, float]:
+        """A score of each run by its seed."""
+        scores = {each["seed"]: each["scores"].get(name) for each in self.figures}
+        return {seed: value for seed, value in scores.items() if value is not None}
 
 
 SCORES = {"valid": "valid_best", "test": "best"}
@@ -98,26 +101,28 @@ def text(trials: Sequence[Trial], select: Select) -> str:
 
 
 def verdict(trials: Sequence[Trial], select: Select) -> str:
-    """Which settings were best, and whether another is within the noise."""
+    """Which settings were best, and from which others the seeds do not show a difference."""
     winner = best(trials, select)
     if winner is None:
         return "no combination has finished"
     name = SCORES[select]
-    score, error = winner.mean(name), winner.error(name)
     told = f"best: {winner.title}, {_figure(winner, name)}"
     if select == "valid":
         told += f" on validation data, {_figure(winner, 'best')} on test data there"
     else:
         told += " on test data, on which it was chosen: expect worse on new data"
-    close = []
-    for trial in ranked(trials, select)[1:]:
-        theirs, apart = trial.mean(name), trial.error(name)
-        if None in (theirs, apart, error, score) or trial.missing:
-            continue
-        if winner.sign * (score - theirs) <= 2 * math.hypot(error, apart):  # type: ignore[operator,arg-type]
-            close.append(trial.title)
+    whole = [trial for trial in ranked(trials, select) if not trial.missing]
+    known = {trial.title: trial.by_seed(name) for trial in whole if trial.by_seed(name)}
+    if len(known) > 1 and winner.error(name) is None:
+        return f"{told}; one seed shows no difference to the others"
+    signed = {
+        title: {seed: winner.sign * value for seed, value in values.items()}
+        for title, values in known.items()
+    }
+    close = [each.row for each in against_best(signed)[1] if not each.shown]
     if close:
-        told += f"; no difference shown to {', '.join(close[:3])}"
+        more = f" and {len(close) - 3} more" if len(close) > 3 else ""
+        told += f"; no difference shown to {', '.join(close[:3])}{more}"
     return told
 
 

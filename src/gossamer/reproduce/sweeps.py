@@ -88,7 +88,7 @@ def _between(word: str, share: float, whole: bool) -> str:
     low, high = map(float, word.split(RANGE))
     if low > high:
         raise ValueError(f"the range {word} ends before it begins")
-    if low > 0 and high / low >= DECADES:
+    if low > 0 and high >= DECADES * low * (1 - 1e-9):
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     else:
         value = low + share * (high - low)
