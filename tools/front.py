@@ -42,9 +42,9 @@ def picture() -> str:
     if sparse_fl.rows():
         rounds = max(rounds for rounds, _ in sparse_fl.rows().values())
         text = (
-            f"{sparse_fl.methods()} methods after {rounds} rounds, each at a learning rate that "
-            "was searched on validation data: [the benchmark](docs/sparse-fl.md), which "
-            "`gossamer bench sparse-fl` repeats."
+            f"{sparse_fl.methods()} methods after {rounds} rounds, each at the best of a few "
+            f"learning rates on validation data, {sparse_fl.seeds()}: "
+            "[the benchmark](docs/sparse-fl.md), which `gossamer bench sparse-fl` runs in full."
         )
         return f"{sparse_fl.image('docs/pictures')}\n\n{prose(text)}"
     alt = "Accuracy against megabytes sent and against seconds of local training"
@@ -97,8 +97,9 @@ def papers() -> str:
     verdicts = Counter(each.verdict for each in paper_tables.judged())
     counts = [f"{verdicts[word]} {word}" for word in ("reproduced", "not reproduced", "undecided")]
     return prose(
-        "**Four papers, claim by claim.** `gossamer paper --claims` judges every claim by paired "
-        f"tests over seeds: of {verdicts.total()}, {counts[0]}, {counts[1]} and {counts[2]} "
+        "**Four papers, claim by claim.** `gossamer paper --claims` judges differences by paired "
+        "tests over seeds, and figures by their 95 % intervals: of "
+        f"{verdicts.total()} claims, {counts[0]}, {counts[1]} and {counts[2]} "
         "([each with its error and reason](docs/index.md#what-the-papers-claim))."
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from gossamer.report.kept import Shelf
+from gossamer.report.paired import LEVEL, holm
 from gossamer.reproduce import claims as judging
 from gossamer.reproduce.published import Cell, Measured
 from gossamer.reproduce.published_text import (
@@ -66,7 +67,22 @@ def claims() -> str:
             f"| {each.claim.text} ([{each.table.name}](papers.md)) | {each.expected}{unit} | "
             f"{found} | **{each.verdict}**: {each.reason} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _wrapped(_together())])
+
+
+def _together() -> str:
+    """How many differences are shown if they are tested together."""
+    tested = [
+        p
+        for each in judged()
+        if each.claim.than and not each.claim.within
+        if (p := each.measured.p) is not None
+    ]
+    alone, remain = sum(p < LEVEL for p in tested), sum(p < LEVEL for p in holm(tested))
+    return (
+        f"Each claim is judged by itself. Of {len(tested)} differences that were tested, {alone} "
+        f"are shown alone and {remain} after Holm's correction for all of these tests."
+    )
 
 
 def progress() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 
 from gossamer.reproduce import benchmark
 from gossamer.reproduce.benchmark_picture import COSTS, Figures, Rows, figures, picture
@@ -14,6 +16,7 @@ PICTURE = ROOT / "docs" / "pictures" / "benchmark.svg"
 UNITS = {"bytes": (1e6, "MB sent"), "flops": (1e12, "TFLOP"), "seconds": (1, "seconds of training")}
 assert UNITS.keys() == COSTS.keys()
 WIDTH = 114
+SEARCHED = re.compile(r"(?P<method>.+)-lr-(?P<rate>[\d.e+-]+)")
 NOTHING = "No run is kept yet: `gossamer bench sparse-fl` makes them, and this part of the page."
 
 
@@ -39,6 +42,13 @@ def methods() -> int:
     return len({method for _, runs in rows().values() for method in runs})
 
 
+def seeds() -> str:
+    """With how many seeds the methods were run."""
+    counts = {len(each) for _, runs in rows().values() for each in runs.values()}
+    words = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return "one seed" if words == "1" else f"{words} seeds"
+
+
 def pictures() -> dict[Path, str]:
     """The picture, if anything was run."""
     by_data = {data: runs for data, (_, runs) in rows().items()}
@@ -59,6 +69,8 @@ def _table(data: str, rounds: int, runs: Rows) -> str:
         "|---" * (len(titles) + 4) + "|",
         *(_line(each, sum(run.failed for run in runs[each.method])) for each in figures(runs)),
         "",
+        *wrap(_rates(data, runs), 120, break_on_hyphens=False),
+        "",
         "Made by",
         "",
         "```sh",
@@ -66,6 +78,27 @@ def _table(data: str, rounds: int, runs: Rows) -> str:
         "```",
     ]
     return "\n".join(lines)
+
+
+def _rates(data: str, runs: Rows) -> str:
+    """Which learning rates were tried, and how many methods chose one at an end of them."""
+    folder = max((RESULTS / benchmark.FOLDER / data).glob("search-*"), key=_number)
+    found = [SEARCHED.fullmatch(path.stem) for path in folder.iterdir()]
+    tried: dict[str, list[float]] = {}
+    for match in filter(None, found):
+        tried.setdefault(match["method"], []).append(float(match["rate"]))
+    chosen = [(name, rate) for name, rate in benchmark.rates_of(runs) if name in tried]
+    ends = sum(rate in (min(tried[name]), max(tried[name])) for name, rate in chosen)
+    rates = ", ".join(f"{rate:g}" for rate in sorted(set().union(*tried.values())))
+    return (
+        f"Learning rates {rates} were tried for {_number(folder)} rounds each. {ends} of "
+        f"{len(chosen)} methods have one at an end of that range: a wider search may find better "
+        "ones."
+    )
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.partition("-")[2])
 
 
 def _commands(runs: Rows) -> list[str]:

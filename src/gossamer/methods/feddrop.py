@@ -6,8 +6,8 @@ model. Weights that a client did not have count as unchanged.
 
 Caldas, Konečný, McMahan, Talwalkar: Expanding the reach of federated learning by reducing client
 resource requirements. 2018. https://arxiv.org/abs/1812.07210
-Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
-2021. https://arxiv.org/abs/2111.10192 (its baseline; appendix C)
+Louizos, Reisser, Soriaga, Welling: A graphical model perspective on federated learning. Workshop
+paper, 2021 (its baseline; appendix C). A later text is https://arxiv.org/abs/2111.10192
 
 Differs from the papers, which do not say: activations of the units that are kept are divided by the
 fraction that is kept, in training only. Group norms count dropped channels as zeros.

@@ -4,8 +4,8 @@ Each group of weights has a gate, open with a probability that rises with the no
 above a learned threshold. Clients train weights and thresholds under randomly drawn gates, and send
 the groups whose gates are open. The server learns from both, and prunes groups that rarely are.
 
-Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
-2021. https://arxiv.org/abs/2111.10192
+Louizos, Reisser, Soriaga, Welling: A graphical model perspective on federated learning. Workshop
+paper, 2021. A later text is https://arxiv.org/abs/2111.10192
 
 Differs from the paper, whose signs and factors contradict each other: every term is part of a loss
 to be minimised, the drift has the factor of eq. 9, and an open group pays for each of its weights.

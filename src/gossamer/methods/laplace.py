@@ -3,8 +3,8 @@
 The server takes the median of each weight, which a minority of clients cannot move; or a step along
 the sum of the signs of clients' changes, a majority vote.
 
-Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
-2021. https://arxiv.org/abs/2111.10192
+Louizos, Reisser, Soriaga, Welling: A graphical model perspective on federated learning. Workshop
+paper, 2021. A later text is https://arxiv.org/abs/2111.10192
 
 Differs from the paper: signs are averaged, and the step on the distance is proximal, since no
 subgradient lands on the server's weight exactly. Running statistics go by their median.

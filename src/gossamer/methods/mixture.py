@@ -3,8 +3,8 @@
 A client starts from the model that fits its data best, and is pulled to each by the chance that it
 came from it. The server moves models to their clients, and predicts with the mean of all.
 
-Louizos, Reisser, Soriaga, Welling: An expectation-maximization perspective on federated learning.
-2021. https://arxiv.org/abs/2111.10192
+Louizos, Reisser, Soriaga, Welling: A graphical model perspective on federated learning. Workshop
+paper, 2021. A later text is https://arxiv.org/abs/2111.10192
 
 The paper leaves open where clients start and how a mixture predicts. With many weights, the
 probabilities are 0 or 1 at any useful strength: each client then belongs to one model.
