@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.report.kept import read_kept
+from gossamer.report.kept import Shelf, read_kept
+from gossamer.reproduce.tables import MOST_SEEDS, find, load, names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,6 +20,8 @@ FIGURE = re.compile(r"(?<![\w.`-])\d+\.\d+(?![\w`])|\d+(\.\d+)? ?%")
 PLACE = re.compile(r"<!-- (/?)([\w-]+) -->")
 NOT_MEASURED = ("printed", "computed")
 """Comments before a table of a paper's figures, or of arithmetic that tests repeat."""
+MARKS = ("fails", "slow", "flower")
+"""Comments before code, for the tests that run it (`transcripts.py`)."""
 OTHERS = {
     "README.md": "| method | sent down",
     "docs/methods.md": "| name |",
@@ -34,7 +37,7 @@ def tables(page: Path) -> Iterator[tuple[int, str, str]]:
     while at < len(lines):
         line = lines[at]
         code ^= line.startswith("```")
-        if found := PLACE.fullmatch(line.strip()):
+        if (found := PLACE.fullmatch(line.strip())) and found[2] not in MARKS:
             place = "" if found[1] else found[2]
         end = at
         while end < len(lines) and lines[end].startswith("|") and not code:
@@ -66,6 +69,37 @@ def test_no_table_of_figures_is_without_a_file() -> None:
         f"{loose}: let tools/results.py write them from a file in results/, or say by a comment "
         "that they are not measured"
     )
+
+
+def test_tables_are_in_places_that_a_script_fills() -> None:
+    """Any other comment before a table would hide that it was typed in."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import front, results\n"
+        "print(*{name for blocks in results.PAGES.values() for name in blocks}, *front.BLOCKS)"
+    )
+    words = [sys.executable, "-c", code, str(ROOT / "tools")]
+    known = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    places = {place for page in PAGES for *_, place in tables(page) if place}
+    assert places <= {*known, *NOT_MEASURED, "lines"}  # of tools/lines.py
+
+
+def test_every_result_is_one_of_a_table_or_a_study() -> None:
+    """A file whose settings no row has any more is shown nowhere."""
+    studies = {path.stem: load(path) for path in (ROOT / "results" / "studies").glob("*.toml")}
+    loose = []
+    for folder in (path for path in (ROOT / "results").iterdir() if path.is_dir()):
+        table = studies.get(folder.name) or (find(folder.name) if folder.name in names() else None)
+        if table is None:
+            continue
+        shelf = Shelf(folder)
+        plans = [
+            plan
+            for scale in table.scales.values()
+            for plan in table.plans(scale, Path(), MOST_SEEDS)
+        ]
+        found = {run.folder for plan in plans if (run := shelf.find(plan.config))}
+        loose += [str(path) for path in folder.glob("*.json") if str(path) not in found]
+    assert not loose
 
 
 def test_a_table_that_was_typed_in_would_be_found(tmp_path: Path) -> None:
