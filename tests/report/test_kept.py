@@ -58,6 +58,8 @@ def test_a_result_is_found_by_its_settings(folder: Path, tmp_path: Path) -> None
     assert [run.folder for run in shelf] == [str(tmp_path / "one.json")]
     assert shelf.find(config) is not None
     assert shelf.find(replace(config, options=replace(config.options, workers=1))) is not None
+    elsewhere = replace(config, experiment=replace(config.experiment, device="cuda"))
+    assert shelf.find(elsewhere) is not None
     other = replace(config, experiment=replace(config.experiment, seed=5))
     assert shelf.find(other) is None
     assert shelf.find(replace(config, method="pdst")) is None
