@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.report.kept import Shelf, read_kept
-from gossamer.reproduce.tables import MOST_SEEDS, find, load, names
+from gossamer.reproduce.claims import MOST_SEEDS
+from gossamer.reproduce.tables import find, load, names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -356,3 +356,11 @@ def test_a_probe_is_not_multiplied_up_with_the_rounds_that_train() -> None:
         unknown = Run("a", curves={"paper_up": {7: 11.0}})
         if row.name == "cifar10-0.1":
             assert value_of(plan, unknown, row, column) is None
+
+
+def test_seeds_of_a_row_bound_those_that_are_asked_for() -> None:
+    table = find("pffdst-table1")
+    scale = replace(table.scales["full"], rows=("lenet-feddst-1",))
+    assert len(table.plans(scale, Path())) == len(table.plans(scale, Path(), 30)) == 10
+    free = replace(table, rows={"lenet-feddst-1": replace(table.rows["lenet-feddst-1"], seeds=0)})
+    assert len(free.plans(scale, Path(), 30)) == 30

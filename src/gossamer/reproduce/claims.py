@@ -16,12 +16,14 @@ from typing import Any
 from gossamer.report.kept import Shelf
 from gossamer.report.paired import LEVEL, Paired, paired
 from gossamer.reproduce.published import Cell, Measured, measured_table
-from gossamer.reproduce.tables import COSTS, MOST_SEEDS, SUMS, Claim, Column, Table, find, names
+from gossamer.reproduce.tables import COSTS, SUMS, Claim, Column, Table, find, names
 
 REPRODUCED, REFUTED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SETTLED = ("full", "here")
 """Scales whose runs can support a claim; the others only check that everything runs."""
 
+MOST_SEEDS = 20
+"""Seeds of a row that are looked for among kept runs."""
 HARMLESS = ("rounds", "eval_every", "workers", "device")
 """Settings of a scale that do not change what a run is about; rounds are judged by themselves."""
 

@@ -41,8 +41,6 @@ MOMENTS = ("last", "best", "last-10")
 DENSITY_MOMENTS = ("last", "best")
 RELATIONS = ("", "share", "saving")
 OVER = ("mean", "max", "middle")
-MOST_SEEDS = 20
-"""Seeds of a row that are looked for among kept runs."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class Table:
         configs = [(row, _scaled(row, scale, more or {})) for row in self.runs(scale)]
         for place in range(seeds or scale.seeds):
             for row, config in configs:
-                if place >= min(seeds or scale.seeds, row.seeds or MOST_SEEDS):
+                if row.seeds and place >= row.seeds:
                     continue
                 seed = config.experiment.seed + place
                 each = replace(config, experiment=replace(config.experiment, seed=seed))
