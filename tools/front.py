@@ -97,9 +97,8 @@ def papers() -> str:
     verdicts = Counter(each.verdict for each in paper_tables.judged())
     counts = [f"{verdicts[word]} {word}" for word in ("reproduced", "not reproduced", "undecided")]
     return prose(
-        "**Four papers, claim by claim.** `gossamer paper --claims` judges differences by paired "
-        "tests over seeds, and figures by their 95 % intervals: of "
-        f"{verdicts.total()} claims, {counts[0]}, {counts[1]} and {counts[2]} "
+        "**Four papers, claim by claim.** `gossamer paper --claims` judges by paired tests and "
+        f"intervals: of {verdicts.total()}, {counts[0]}, {counts[1]} and {counts[2]} "
         "([each with its error and reason](docs/index.md#what-the-papers-claim))."
     )
 
